@@ -119,10 +119,38 @@ def convolution(filters: int, channels: int, window: int, stride: int = 1) -> Ca
     return make
 
 
+def of_video(filters: int, window: tuple[int, int, int], stride: int) -> Callable[..., Value]:
+    """Make a convolution of a video of three channels with bias and relu, which moves by one frame."""
+
+    def make(g: Graph, x: Value) -> Value:
+        w = g.constant(np.full((filters, 3, *window), 0.01, np.float16))
+        bias = g.constant(np.linspace(0, 1, filters).astype(np.float16).reshape(1, -1, 1, 1, 1))
+        y = g.add(Conv((1, stride, stride), tuple(size // 2 for size in window) * 2, (1, 1, 1)), x, w)
+        g.set_type(y, y.type.with_order(channels_last(5)))
+        return g.add(pw("relu"), g.add(pw("add"), y, bias))
+
+    return make
+
+
 def image(g: Graph, x: Value) -> Value:
     """Cast an image, pad it to four channels, and store it channels last."""
     padded = g.add(Pad((0, 0, 0, 0, 0, 1, 0, 0)), g.add(Cast(F16), x))
     return g.insert(Relayout(channels_last(4)), [padded]).result
+
+
+def grouped(channels: int, wide: int) -> Callable[..., Value]:
+    """Make a grouped convolution of 3 x 3 with bias and relu.
+
+    wide: channels of a group.
+    """
+
+    def make(g: Graph, x: Value) -> Value:
+        w = g.constant(np.full((channels, wide, 3, 3), 0.01, np.float16))
+        bias = g.constant(np.linspace(0, 1, channels).astype(np.float16).reshape(-1, 1, 1))
+        y = g.add(Conv((1, 1), (1,) * 4, (1, 1), channels // wide), x, w)
+        return g.add(pw("relu"), g.add(pw("add"), y, bias))
+
+    return make
 
 
 def residual(g: Graph, x: Value, y: Value) -> Value:
@@ -299,9 +327,27 @@ CASES: dict[str, tuple[Sequence[TensorType], Callable[..., Any]]] = {
     "few filters 7x7, 32x32x256x256": ([nhwc(32, 32, 256, 256)], few_filters(3, 32, 7)),
     "few channels 7x7, 32x4x256x256 to 32": ([nhwc(32, 4, 256, 256)], convolution(32, 4, 7)),
     "few channels 7x7/2, 32x4x224x224 to 64": ([nhwc(32, 4, 224, 224)], convolution(64, 4, 7, 2)),
+    **{
+        f"few channels {'x'.join(map(str, window))}/{stride}, {'x'.join(map(str, shape))} to 64": (
+            [TensorType(shape, F16, channels_last(5))],
+            of_video(64, window, stride),
+        )
+        for shape, window, stride in (
+            ((8, 3, 16, 112, 112), (3, 7, 7), 2),  # of R3D-18
+            ((8, 3, 8, 224, 224), (1, 7, 7), 2),  # of SlowFast
+            ((8, 3, 16, 112, 112), (3, 3, 3), 1),  # of C3D
+        )
+    },
     "few pixels 3x3, 1x256x14x14 to 256": ([nhwc(1, 256, 14, 14)], convolution(256, 256, 3)),
     "few pixels 3x3, 1x512x7x7 to 512": ([nhwc(1, 512, 7, 7)], convolution(512, 512, 3)),
     "few pixels 1x1, 1x2048x7x7 to 512": ([nhwc(1, 2048, 7, 7)], convolution(512, 2048, 1)),
+    **{
+        f"{channels // wide} groups 3x3, 32x{channels}x{high}x{high}": (
+            [nhwc(32, channels, high, high)],
+            grouped(channels, wide),
+        )
+        for channels, wide, high in ((128, 4, 56), (256, 8, 28), (512, 16, 14), (1024, 32, 7))  # of ResNeXt-50 32x4d
+    },
     "gate, 32x96x56x56": ([nhwc(32, 96, 56, 56), rows(32, 96, 1, 1)], lambda g, x, y: g.add(pw("mul"), x, y)),
     "add, relu, 256x64x56x56": ([nhwc(256, 64, 56, 56)] * 2, residual),
     "lstm, 400x16x512": (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -44,6 +45,7 @@ def families() -> Iterator[Row]:
         yield from _normed(dtype)
         yield _filter_gradient(dtype)
         yield _grouped_conv1d(dtype)
+        yield _grouped_conv2d(dtype)
 
 
 def _numbers(dtype: DType, *shape: int) -> Array:
@@ -140,6 +142,19 @@ def _grouped_conv1d(dtype: DType) -> Row:
     return row(f"grouped convolution of {dtype.value}", "conv", arrays, lambda g, x, w: g.add(op, x, w), **fits)
 
 
+def _grouped_conv2d(dtype: DType) -> Row:
+    """An edge value in a channel of each image, next to channels of other groups."""
+    image = [_spots(dtype, 16, 5, 6), _numbers(dtype, 16, 4, 3, 3)]
+    fits: Any = {"orders": {0: NHWC}, "labels": _labels(dtype, 4), "constants": (1,)}
+
+    def make(g: Any, x: Value, w: Value) -> Value:
+        y = g.add(replace(SAME, groups=4), x, w)
+        g.set_type(y, y.type.with_order(NHWC))
+        return y
+
+    return row(f"groups of four channels {dtype.value}", "conv", image, make, **fits)
+
+
 def _normed(dtype: DType) -> Iterator[Row]:
     """Every value in a row that is normalised and multiplied, by weights of 16 bits and of 4."""
     x = np.resize(np.array([0.5, -0.25], dtype.numpy), (16, 1024))
@@ -198,6 +213,15 @@ def _products(dtype: DType) -> Iterator[Row]:
         return padded(g, x, w, b)
 
     yield row(f"few channels {dtype.value}", "conv", image, few, **nhwc)
+
+    def of_video(g: Any, x: Value, w: Value, b: Value) -> Value:
+        y = g.add(Conv((1, 1, 2), (1,) * 6, (1, 1, 1)), x, w)
+        g.set_type(y, y.type.with_order(channels_last(5)))
+        return g.add(pw("relu"), g.add(pw("add"), y, b))
+
+    video = [_spots(dtype, 3, 2, 5, 6), _numbers(dtype, 16, 3, 3, 3, 3), _numbers(dtype, 16, 1, 1, 1)]
+    frames: Any = {"orders": {0: channels_last(5)}, "constants": (1, 2), "labels": _labels(dtype, 5)}
+    yield row(f"few channels of a video {dtype.value}", "conv", video, of_video, **frames)
 
     def by_matrix(g: Any, x: Value, w: Value, b: Value) -> Value:
         return g.add(pw("relu"), g.add(pw("add"), g.add(MatMul(), x, w), b))

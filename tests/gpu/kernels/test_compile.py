@@ -25,6 +25,8 @@ from gpu.kernels.convolution.test_few_channels import random_cases as few_channe
 from gpu.kernels.convolution.test_few_filters import random_cases as few_filters_cases
 from gpu.kernels.convolution.test_few_filters import wide_cases
 from gpu.kernels.convolution.test_filter_gradient import gradient_cases
+from gpu.kernels.convolution.test_frame_products import frame_cases
+from gpu.kernels.convolution.test_grouped_conv2d import grouped_cases
 from gpu.kernels.convolution.test_resident_filters import resident_cases
 from gpu.kernels.convolution.test_split_k import few_cases as few_pixels_cases
 from gpu.kernels.convolution.test_squeeze_excite import gate_cases
@@ -106,9 +108,11 @@ def shaped_cases() -> list[Case]:
         *few_channels_cases(),
         *few_channels_grouped(),
         *few_channels_pooled(),
+        *frame_cases(),
         *gradient_cases(),
         *few_filters_cases(),
         *wide_cases(),
+        *grouped_cases(),
         *few_pixels_cases(),
         *resident_cases(),
         *instance_cases(),

@@ -791,6 +791,15 @@ RUNNING: tuple[Mutant, ...] = (
         "gpu/kernels/norm/test_group_norm.py",
     ),
     _m(
+        "first_frame_before_a_video",
+        "kernels",
+        "gpu/kernels/convolution/few_channels/frame_products.py",
+        'f"is_frame ? (int)down * {OCTET} : -{FAR}"',
+        'f"(int)down * {OCTET}"',
+        "a convolution of a video reads its first frame where there is none",
+        "gpu/kernels/convolution/test_frame_products.py",
+    ),
+    _m(
         "pixels_of_no_peer",
         "kernels",
         "gpu/kernels/convolution/split_k_source.py",
@@ -807,6 +816,15 @@ RUNNING: tuple[Mutant, ...] = (
         "(u32)(y + r * ROWS_DOWN) < IMAGE_ROWSu && x < IMAGE_COLUMNS);",
         "the pixels left of an image are those at the end of its rows",
         "gpu/kernels/convolution/test_split_k.py",
+    ),
+    _m(
+        "infinity_in_other_groups",
+        "kernels",
+        "gpu/kernels/convolution/grouped_conv2d.py",
+        "if w.type.shape[1] < self.bundle else []",
+        "if w.type.shape[1] > self.bundle else []",
+        "an infinity makes the results of other groups of a grouped convolution NaN",
+        "gpu/kernels/convolution/test_grouped_conv2d.py",
     ),
     _m(
         "constants_are_never_let_go",

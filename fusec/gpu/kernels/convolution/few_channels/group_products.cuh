@@ -45,17 +45,17 @@ FRAGMENT(load_filters) {
   #pragma unroll 4
   for (u32 i = threadIdx.x; i < PAIRS * COUNTu; i += THREADSu) {
     const u32 octet = i % COUNTu / 8u, pair = i / COUNTu;
-    const u32 filter = octet / HALFu * PART_FILTERSu + i % 8u / 2u * OWNu + octet % HALFu * 2u + i % 2u;
+    const u32 filter = FIRST_FILTER + octet / HALFu * PART_FILTERSu + i % 8u / 2u * OWNu + octet % HALFu * 2u + i % 2u;
     const u32 first = pair % ROW_PAIRSu * 2u;
     Pack<TYPE, 8> both;
     #pragma unroll
     for (u32 p = 0; p < 2u; ++p) {
       const bool is_tap = first + p - NO_TAPS < WINDOW_COLUMNSu;
       const u32 column = is_tap ? first + p - NO_TAPS : 0u;
-      const u32 from = filter * FILTER_STRIDE + pair / ROW_PAIRSu * ROW_STRIDE + column * COLUMN_STRIDE;
+      const u32 from = filter * FILTER_STRIDE + ROW_AT + column * COLUMN_STRIDE;
       Pack<TYPE, 4> tap;
       if (CONTIGUOUS) tap = load_pack<TYPE, 4>(FILTERS + from);
-      else for (int j = 0; j < 4; ++j) tap.v[j] = FILTERS[from + j * CHANNEL_STRIDE];
+      else for (int j = 0; j < 4; ++j) tap.v[j] = j < CHANNELS ? FILTERS[from + j * CHANNEL_STRIDE] : TYPE();
       for (int j = 0; j < 4; ++j) both.v[p * 4 + j] = is_tap ? tap.v[j] : TYPE();
     }
     *reinterpret_cast<Pack<TYPE, 8>*>(filters + i * 16u) = both;

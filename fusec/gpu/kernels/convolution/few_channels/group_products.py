@@ -81,6 +81,8 @@ class _GroupProducts:
             PAIRS=tile.count,
             ROW_PAIRS=tile.pairs,
             COUNT=step.filters,
+            FIRST_FILTER="0u",
+            ROW_AT=step.row_at(f"pair / {tile.pairs}u"),
             HALF=self.own // 2,
             WINDOW_COLUMNS=step.window[1],
             NO_TAPS=f"{tile.no_taps}u",

@@ -4,7 +4,7 @@
 // thread's number, the compiler computes places before the loop and holds them in registers.
 FRAGMENT(request) {
   {
-    u32 thread = threadIdx.x;
+    u32 thread = THREAD;
     pin(thread);
     BLOCK_COORDINATES
     const int top = TOP, left = LEFT;
@@ -25,7 +25,7 @@ FRAGMENT(request) {
 // By pins the compiler neither loads later nor converts earlier. A conversion waits for the loads.
 FRAGMENT(deliver) {
   {
-    u32 thread = threadIdx.x;
+    u32 thread = THREAD;
     pin(thread);
     BLOCK_COORDINATES
     const int top = TOP, left = LEFT;

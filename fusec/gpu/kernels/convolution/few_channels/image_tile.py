@@ -2,7 +2,8 @@
 
 Two neighbouring pixels of four channels are 16 bytes, a row of the tiles that such a product reads from shared memory.
 Results of a row begin 16 bytes apart if their windows begin two pixels apart. Thus products read overlapping windows
-from one copy of the image. A product computes 8 x 8 results.
+from one copy of the image. If windows begin one pixel apart, each pixel is stored twice, with each of its
+neighbours. A product computes 8 x 8 results.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class ImageTile:
     @property
     def no_taps(self) -> int:
         """Taps before the first one, which make windows begin in an even column: one, or none."""
-        return self.step.op.pads[1] % 2 if self.is_odd else 0
+        return self.step.pads[1] % 2 if self.is_odd else 0
 
     def loaded(self, most: int) -> str:
         """Return the C declaration of what a thread loads for a section of at most so many places."""
@@ -58,7 +59,12 @@ class ImageTile:
     @property
     def places(self) -> int:
         """Pairs of pixels in a row of the image."""
-        return OCTET * self.columns + self.pairs - 1
+        return OCTET * self.columns + (self.pairs - 1) * self._pair_step
+
+    @property
+    def _pair_step(self) -> int:
+        """Places in a row from one pair of taps to the next."""
+        return 2 // self.step.strides[1]
 
     @property
     def pitch(self) -> int:
@@ -68,13 +74,13 @@ class ImageTile:
     @property
     def stride(self) -> int:
         """Bytes from the image of one row of results to that of the next."""
-        return self.step.op.strides[0] * self.pitch
+        return self.step.strides[0] * self.pitch
 
     @property
     def high(self) -> int:
         """Rows of the image."""
         rows, (window, _) = OCTET * self.rows, self.step.window
-        return (rows - 1) * self.step.op.strides[0] + (window - 1) * self.step.op.dilations[0] + 1
+        return (rows - 1) * self.step.strides[0] + (window - 1) * self.step.dilations[0] + 1
 
     @property
     def nbytes(self) -> int:
@@ -85,7 +91,7 @@ class ImageTile:
         """Return the place of a pair of taps in the image, in bytes."""
         row, at = divmod(pair, self.pairs)
         is_alone = self.is_odd and at == (0 if self.no_taps else self.pairs - 1)
-        return row * self.step.op.dilations[0] * self.pitch + at * PAIR + self._part(is_alone)
+        return row * self.step.dilations[0] * self.pitch + at * self._pair_step * PAIR + self._part(is_alone)
 
     def _part(self, is_alone: bool) -> int:
         """Return where a row begins, in bytes: pairs of pixels, or pixels alone. Places increase from tap to tap."""
@@ -105,11 +111,11 @@ class ImageTile:
 
     def first_row(self, tile: TilePlace) -> str:
         """Return the first row of the image that a tile reads, as C."""
-        return f"({tile.top}) * {self.step.op.strides[0]} - {self.step.op.pads[0]}"
+        return f"({tile.top}) * {self.step.strides[0]} - {self.step.pads[0]}"
 
     def first_column(self, tile: TilePlace) -> str:
         """Return the first column of the image that a tile reads, as C."""
-        return f"({tile.left}) * {STRIDE} - {self.step.op.pads[1] + self.no_taps}"
+        return f"({tile.left}) * {self.step.strides[1]} - {self.step.pads[1] + self.no_taps}"
 
     @property
     def layout(self) -> dict[str, int | str]:
@@ -130,11 +136,12 @@ class ImageTile:
 
         The number of the tile is `block`.
         """
-        _, _, rows, columns = self.step.conv.operands[0].type.shape
+        *_, rows, columns = self.step.conv.operands[0].type.shape
         raw, count = self.step.raw
         cuda = _CUDA.bind(
             TYPE=C_TYPES[self.step.conv.operands[0].type.dtype],
             THREADS=THREADS,
+            THREAD=tile.thread,
             BLOCK_COORDINATES=tile.coordinates,
             TOP=self.first_row(tile),
             LEFT=self.first_column(tile),
@@ -142,7 +149,7 @@ class ImageTile:
             COUNT=count,
             FIRST=section.start,
             TURNS=len(section),
-            STRIDE_COLUMNS=STRIDE,
+            STRIDE_COLUMNS=self.step.strides[1],
             IMAGE_ROWS=rows,
             IMAGE_COLUMNS=columns,
             **self.layout,
@@ -158,14 +165,19 @@ class TilePlace:
 
     coordinates: statements that split the number `block` into coordinates of the tile.
     top, left: the tile's first row and column of results.
+    thread: the number of the thread among those that load the tile.
     """
 
     coordinates: list[str]
     top: str
     left: str
+    thread: str = "threadIdx.x"
 
 
-def can_share_windows(step: FewChannels) -> bool:
-    """Tell if products can read overlapping windows, two pairs of taps at a time."""
+def can_share_windows(step: FewChannels, strides: tuple[int, ...] = (STRIDE,)) -> bool:
+    """Tell if products can read overlapping windows, two pairs of taps at a time.
+
+    strides: pixels from one window to the next that the caller supports.
+    """
     pairs = step.window[0] * ceil_div(step.window[1], 2)
-    return step.op.strides[1] == STRIDE and step.op.dilations[1] == 1 and pairs % 2 == 0
+    return step.strides[1] in strides and step.dilations[1] == 1 and pairs % 2 == 0

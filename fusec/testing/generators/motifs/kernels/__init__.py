@@ -47,6 +47,7 @@ KERNELS: Mapping[str, Draw] = {
         convolution.few_channels,
         convolution.filter_gradient,
         convolution.grouped_conv1d,
+        convolution.grouped_conv2d,
         convolution.few_filters,
         elementwise.gather_resize,
         elementwise.grid_sample,

@@ -42,8 +42,15 @@ def split_k(b: RandomGraph) -> None:
 
 
 def few_channels(b: RandomGraph) -> None:
-    """Draw a convolution of an image of four channels, of which the last can be padding."""
+    """Draw a convolution of an image of four channels, of which the last can be padding, or of a video."""
     b.dtype = half_dtype(b)
+    if b.chance(30):
+        sizes, k = (b.between(1, 4), b.between(3, 12), b.between(3, 12)), b.pick([3, 2])
+        x = b.input(TensorType((b.pick([1, 2]), b.pick([3, 4]), *sizes), b.dtype, channels_last(5)))
+        op = Conv((1, b.pick([1, 2]), b.pick([1, 2])), (0, k // 2, b.pick([0, 1])) * 2, (1, 1, 1), 1)
+        w = b.constant((b.pick([16, 32, 48]), x.type.shape[1], 1, 4 - k % 2, k), b.dtype)
+        epilogue(b, b.add(op, x, w), 3)
+        return
     x = image_input(b, b.pick([4, 3]), image_side(b), image_side(b))
     if x.type.shape[1] == 3:
         x = b.add(Pad((0, 0, 0, 0, 0, 1, 0, 0), "constant", 0.0), x)
@@ -73,6 +80,16 @@ def grouped_conv1d(b: RandomGraph) -> None:
     op = Conv((1,), (left, taps - 1 - left), (b.pick([1, 2]),), groups)
     y = b.add(op, x, b.constant((filters, channels // groups, taps), b.dtype))
     epilogue(b, y, 2)
+
+
+def grouped_conv2d(b: RandomGraph) -> None:
+    """Draw a grouped convolution of images that moves by one pixel, with ops after it."""
+    b.dtype = half_dtype(b)
+    channels, wide = b.pick([(32, 4), (16, 8), (48, 16), (64, 32)])
+    k = b.pick([3, 2])
+    x = b.input(TensorType((b.pick([1, 2]), channels, b.between(3, 12), b.between(3, 12)), b.dtype, channels_last(4)))
+    op = Conv((1, 1), (1, b.pick([0, 1])) * 2, (1, 1), channels // wide)
+    epilogue(b, b.add(op, x, b.constant((channels, wide, k, 3), b.dtype)), 2)
 
 
 def few_filters(b: RandomGraph) -> None:
