@@ -9,7 +9,6 @@ _OLD = "onnx.version_converter writes it as a newer op"
 _OPS: Mapping[str, str] = {
     **dict.fromkeys(("RegexFullMatch", "StringConcat", "StringNormalizer", "StringSplit"), _STRINGS),
     **dict.fromkeys(("Scatter", "Upsample"), _OLD),
-    "ZipMap": "fusec has no maps: convert the model without it (zipmap=False)",
     "ImageDecoder": "fusec reads no image files: decode them before the model, or give a Python function (custom_ops)",
 }
 _DOMAINS: Mapping[str, str] = {
