@@ -13,6 +13,7 @@ _OPS: Mapping[str, str] = {
 }
 _DOMAINS: Mapping[str, str] = {
     "ai.onnx.ml": "of classical models, fusec runs what computes with numbers: run this one in onnxruntime",
+    "com.microsoft.nchwc": "onnxruntime writes it for one kind of CPU: optimise with ORT_ENABLE_EXTENDED instead",
     "ai.onnx.preview.training": "fusec makes training steps of graphs itself (fusec.grad, docs/training.md)",
 }
 _UNKNOWN = (
