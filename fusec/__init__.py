@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from fusec.ir import DType, Graph, TensorType
     from fusec.quantization.quantize import QuantizedModel, quantize
     from fusec.runtime import Executable
-    from fusec.scale.data_parallel import DataParallel, data_parallel
-    from fusec.scale.pool import DevicePool, pool
-    from fusec.scale.worker_group import run_workers
+    from fusec.scale.device_pool.pool import DevicePool, pool
+    from fusec.scale.training.data_parallel import DataParallel, data_parallel
+    from fusec.scale.training.worker_group import run_workers
     from fusec.serving.predictor import Predictor
     from fusec.session import InferenceSession
     from fusec.text import parse
@@ -51,9 +51,9 @@ _HOMES = {
     **dict.fromkeys(("quantize", "QuantizedModel"), "quantization.quantize"),
     "save": "artifacts.fusec_file",
     "Executable": "runtime",
-    **dict.fromkeys(("pool", "DevicePool"), "scale.pool"),
-    **dict.fromkeys(("data_parallel", "DataParallel"), "scale.data_parallel"),
-    "run_workers": "scale.worker_group",
+    **dict.fromkeys(("pool", "DevicePool"), "scale.device_pool.pool"),
+    **dict.fromkeys(("data_parallel", "DataParallel"), "scale.training.data_parallel"),
+    "run_workers": "scale.training.worker_group",
     "parse": "text",
     "Builder": "builder",
     "Tensor": "builder",

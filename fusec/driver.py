@@ -29,7 +29,7 @@ from fusec.execution.compile_options import CompileOptions, Progress
 from fusec.execution.shape_family import ShapeFamily
 from fusec.frontends.custom_ops import CustomOp
 from fusec.gpu import device
-from fusec.gpu.cudnn.oracle import Oracle
+from fusec.gpu.cudnn.legality.oracle import Oracle
 from fusec.ir import Graph
 from fusec.plans.plan_filter import DEFAULT_MODES, Engines, Names
 from fusec.runtime import Executable

@@ -19,7 +19,7 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 from fusec.errors import VerifyError
-from fusec.graph.literal import Literal, MissingLiteral, digest_all, load_all, load_early, operand_all
+from fusec.graph.literal import Literal, MissingLiteral, digest_all, is_scale, load_all, load_early, operand_all
 from fusec.graph.op import Array, Constant, Op, Return
 from fusec.graph.printer import (
     INLINE_ELEMENTS,
@@ -52,6 +52,7 @@ __all__ = [
     "channels_last",
     "copy_name",
     "digest_all",
+    "is_scale",
     "load_all",
     "load_early",
     "operand_all",

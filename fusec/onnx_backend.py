@@ -21,7 +21,7 @@ from fusec.errors import ExecutionError
 from fusec.frontends.onnx.importer import Bound, InputsNeededError
 from fusec.frontends.onnx.load import load_bound
 from fusec.gpu import device as gpu
-from fusec.gpu.cudnn.oracle import Oracle
+from fusec.gpu.cudnn.legality.oracle import Oracle
 from fusec.ir import Graph
 from fusec.system.printable import printable
 

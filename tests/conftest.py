@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from gpu.cudnn import recorded_answers
 
-from fusec.gpu.cudnn.oracle import Oracle
+from fusec.gpu.cudnn.legality.oracle import Oracle
 from fusec.plans.sqlite_cache import Store
 from fusec.targets.target import load
 

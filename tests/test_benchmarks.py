@@ -158,6 +158,32 @@ def test_families_of_narrow_types_are_left_out_too() -> None:
         assert "pointwise" not in leave_one_out.used_families(steps, figures)
 
 
+def test_families_that_compete_with_cudnn_are_listed_without_a_gpu() -> None:
+    net = executable(
+        'graph "g" (%x: f16[4,16,8,8], %s: f32[16]) {\n  %y, %m, %i = batch_norm_train(%x, %s, %s)\n  return %y\n}'
+    )
+    assert [step.kind for step in net.compiled.program.steps] == [Kind.CUDNN]
+    case = SimpleNamespace(compile=lambda **_: net)
+    assert leave_one_out.list_families(case)["batch_norm"] == 1  # type: ignore[arg-type]  # it has all that is used
+
+
+def test_a_choice_is_compiled_both_ways_without_a_gpu(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[object] = []
+
+    def compiled(**options: object) -> Executable:
+        asked.append(options["disable"])
+        return executable(TEXT)
+
+    monkeypatch.setattr(ablation, "_prepared", lambda *_: SimpleNamespace(compile=compiled))
+    ablation.dry("relu_mask_bits", "resnet50", 32, ablation.TRAINING)
+    assert asked == [("relu_mask_bits",), ()]
+    first, second = capsys.readouterr().out.splitlines()
+    assert first.startswith("without relu_mask_bits resnet50:32 training: {'cudnn': 1, 'kernel': 2}, ")
+    assert second.startswith("with relu_mask_bits")
+
+
 class _Program:
     """A compiled model whose run takes a given time."""
 

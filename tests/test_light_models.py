@@ -16,7 +16,7 @@ import fusec
 from examples.models import LIGHT, light, random_inputs, randomised, reference_inputs, reference_outputs
 from fusec import driver
 from fusec.diagnostics.verify import verify
-from fusec.gpu.cudnn.oracle import Oracle
+from fusec.gpu.cudnn.legality.oracle import Oracle
 from fusec.runtime import Executable, SimulatorBackend
 from fusec.schedule.program import Kind
 

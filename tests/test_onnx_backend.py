@@ -12,7 +12,7 @@ from onnx import TensorProto, helper
 from fusec import driver
 from fusec.errors import ExecutionError, FusecError
 from fusec.gpu import device
-from fusec.gpu.cudnn.oracle import Oracle
+from fusec.gpu.cudnn.legality.oracle import Oracle
 from fusec.onnx_backend import prepare, run_node, supports_device
 from fusec.targets.target import load
 

@@ -12,7 +12,7 @@ import fusec
 from examples.training_models import training_step
 from fusec.builder import Builder
 from fusec.driver import build
-from fusec.gpu.cudnn.oracle import Oracle
+from fusec.gpu.cudnn.legality.oracle import Oracle
 from fusec.schedule.program import Kind
 
 SIZES: dict[str, dict[str, Any]] = {

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from fusec.errors import TargetError
-from fusec.gpu.cudnn.deviceless import INSTALL
-from fusec.gpu.cudnn.worker_process import WorkerProcess
+from fusec.gpu.cudnn.without_driver.deviceless import INSTALL
+from fusec.gpu.cudnn.worker_processes.worker_process import WorkerProcess
 from fusec.targets.target import load
 
 BLOCK = """

@@ -26,7 +26,7 @@ sys.path.insert(0, str(ROOT / "tests"))  # because the suite's module is a test'
 from onnx_suite.suite import FAMILIES, Case, Outcome, cases, outcomes, unlike_the_record
 
 from fusec.driver import resolve_target
-from fusec.gpu.cudnn.deviceless import cudnn_number
+from fusec.gpu.cudnn.without_driver.deviceless import cudnn_number
 
 NAME = "onnx_suite.json"
 SHARDS = 128  # many, because some cases take a hundred times as long as others

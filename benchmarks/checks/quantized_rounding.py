@@ -255,7 +255,7 @@ def plans_of(case: Case, where: Mapping[str, Any]) -> tuple[Any, int]:
     """Return the frontend graph with its list of plans, and their number. Raises what cuDNN declines with."""
     import cudnn
 
-    from fusec.gpu.cudnn.emit import emit
+    from fusec.gpu.cudnn.plans.emit import emit
 
     g = emit(case.graph, **where)
     g.validate()
@@ -266,12 +266,12 @@ def plans_of(case: Case, where: Mapping[str, Any]) -> tuple[Any, int]:
 
 def dry() -> None:
     """Print how many plans cuDNN offers for each graph on an H200, and their engines."""
-    from fusec.gpu.cudnn.deviceless import bring_up
+    from fusec.gpu.cudnn.without_driver.deviceless import bring_up
     from fusec.targets.target import load
 
     target = load("h200")
     bring_up(target.sm)
-    from fusec.gpu.cudnn.plan_list import DECLINED
+    from fusec.gpu.cudnn.plans.plan_list import DECLINED
 
     for case in cases():
         try:
@@ -288,7 +288,7 @@ def measure() -> None:
     import cudnn
     import cupy
 
-    from fusec.gpu.cudnn.plan_list import DECLINED
+    from fusec.gpu.cudnn.plans.plan_list import DECLINED
 
     handle = cudnn.create_handle()
     print(f"cuDNN {cudnn.backend_version()}, {cupy.cuda.runtime.getDeviceProperties(0)['name'].decode()}")

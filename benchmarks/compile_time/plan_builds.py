@@ -19,7 +19,7 @@ from itertools import cycle, islice
 from typing import Any
 
 from benchmarks.common.result_files import date_and_commit, parser, write
-from fusec.gpu.cudnn.deviceless import bring_up
+from fusec.gpu.cudnn.without_driver.deviceless import bring_up
 from fusec.ir import DType, Graph, TensorType, Value, channels_last
 from fusec.lower_cudnn import lower
 from fusec.lowering.cudnn_graph import CudnnGraph
@@ -137,7 +137,7 @@ def build(graph: CudnnGraph, target: Target, kernels: Any = None) -> Built:
     """
     import cudnn  # only after the driver and NVRTC are loaded
 
-    from fusec.gpu.cudnn.emit import emit
+    from fusec.gpu.cudnn.plans.emit import emit
 
     declined = (cudnn.cudnnGraphNotSupportedError, RuntimeError, ValueError)
     g = emit(graph, target=target, kernels=kernels)
@@ -170,7 +170,7 @@ def main() -> int:
     bring_up(target.sm)
     import cudnn
 
-    from fusec.gpu.cudnn.emit import kernel_cache
+    from fusec.gpu.cudnn.plans.emit import kernel_cache
 
     lengths: list[dict[str, Any]] = []
     sizes: list[dict[str, Any]] = []

@@ -99,8 +99,8 @@ def list_plans() -> None:
     """Print how many plans each convolution has without and with sums, and their engines. Build those with sums."""
     import cudnn
 
-    from fusec.gpu.cudnn.deviceless import load_nvrtc
-    from fusec.gpu.cudnn.driver_stand_in import load_driver
+    from fusec.gpu.cudnn.without_driver.deviceless import load_nvrtc
+    from fusec.gpu.cudnn.without_driver.driver_stand_in import load_driver
     from fusec.targets.target import load
 
     load_driver()

@@ -116,7 +116,7 @@ def planned(graph: CudnnGraph, **where: Any) -> Any:
     """Return the frontend graph with its list of plans; None if cuDNN refuses it."""
     import cudnn
 
-    from fusec.gpu.cudnn.emit import emit
+    from fusec.gpu.cudnn.plans.emit import emit
 
     pygraph = emit(graph, **where)
     try:
@@ -207,7 +207,7 @@ def list_cases(wanted: Sequence[str]) -> None:
     """Print the launches of each kernel's variants, and how many plans cuDNN offers."""
     import cudnn
 
-    from fusec.gpu.cudnn.deviceless import bring_up
+    from fusec.gpu.cudnn.without_driver.deviceless import bring_up
 
     target = load("h200")
     bring_up(target.sm)

@@ -2,7 +2,9 @@
 
 Usage, with a GPU, torch and torchvision: python -m benchmarks.models.ablation [CHOICE:MODEL:BATCH[:PRECISION] …]
 A choice is a name that `disable` takes, `gelu_by_tanh`, or `cublaslt`, which needs that extra installed.
-Writes benchmarks/results/choices.json: cases that are not measured again keep their rows.
+PRECISION is fp16 (the default), fp32, or `training`: a training step of benchmarks/kernels/leave_one_out_cases.py.
+Writes benchmarks/results/choices.json: cases that are not measured again keep their rows. On any machine with torch,
+--dry compiles whole models both ways for an H200, and prints steps and planned memory.
 """
 
 from __future__ import annotations
@@ -13,7 +15,8 @@ import tempfile
 import time
 from collections.abc import Callable, Collection, Generator
 from contextlib import contextmanager, nullcontext
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 import fusec
@@ -24,6 +27,10 @@ from fusec.passes import names
 from fusec.passes.partition import equivalent_spellings
 from fusec.passes.partition.concat_in_place import joined
 from fusec.runtime import Executable
+from fusec.schedule.memory_plan import plan_memory
+
+if TYPE_CHECKING:
+    from benchmarks.kernels.leave_one_out_cases import Case
 
 CASES = [
     *(
@@ -33,9 +40,11 @@ CASES = [
         "concat_in_place:squeezenet1_1:32",
     ),
     *("pad_channels:resnet_stem:32", "patch_embedding:vit_stem:32", "gelu_by_tanh:linear_gelu:32"),
+    "relu_mask_bits:resnet50:32:training",
     *("cublaslt:bert_base:8:fp32", "cublaslt:bert_base:32:fp16", "cublaslt:vit_b_16:32:fp16"),
 ]
-TOLERANCES = {"fp16": 2e-2, "fp32": 1e-3}  # relative L2 of a whole model
+TRAINING = "training"
+TOLERANCES = {"fp16": 2e-2, "fp32": 1e-3, TRAINING: 2e-2}  # relative L2 of a whole model, or of losses
 
 
 @contextmanager
@@ -158,6 +167,42 @@ def case(choice: str, name: str, batch: int, precision: str, budget: float) -> d
     return row
 
 
+def training_case(choice: str, name: str, batch: int, budget: float) -> dict[str, Any]:
+    """Measure a choice in a training step; its error is that of the losses against those without the choice."""
+    from benchmarks.common.torch_timing import relative_l2, timed
+    from benchmarks.kernels.leave_one_out_cases import Trial
+
+    step = _prepared(name, batch, TRAINING)
+    row: dict[str, Any] = {"choice": choice, "model": name, "batch": batch, "precision": TRAINING}
+    trials: dict[str, Trial] = {}
+    for way in ("without", "with"):
+        started = time.perf_counter()
+        with left_out(choice) if way == "without" else nullcontext(()) as disabled, cached(choice, way):
+            trials[way] = step.start(step.compile(budget=budget, disable=disabled))
+        row[f"{way}_compile_s"] = round(time.perf_counter() - started, 2)
+        row[f"{way}_steps"] = steps_of(trials[way].program)
+    row["errors"] = {"with": relative_l2(trials["with"].results, trials["without"].results)}
+    row["times"] = timed({}, spans={way: trial.span for way, trial in trials.items()})
+    return row
+
+
+def _prepared(name: str, batch: int, precision: str) -> Case:
+    from benchmarks.kernels.leave_one_out_cases import prepare
+
+    with tempfile.TemporaryDirectory() as folder:
+        return prepare(f"{name}:{batch}:{precision}", Path(folder))
+
+
+def dry(choice: str, name: str, batch: int, precision: str) -> None:
+    """Print the steps and the planned memory of both programs for an H200."""
+    model = _prepared(name, batch, precision)
+    for way in ("without", "with"):
+        with left_out(choice) if way == "without" else nullcontext(()) as disabled:
+            made: Any = model.compile(target="h200", simulate=True, disable=disabled)
+        mb = plan_memory(made.compiled.program).nbytes >> 20
+        print(f"{way} {choice} {name}:{batch} {precision}: {steps_of(made)}, {mb} MB", flush=True)
+
+
 def is_right(row: dict[str, Any]) -> bool:
     return all(error <= TOLERANCES[row["precision"]] for error in row["errors"].values())
 
@@ -174,6 +219,7 @@ def line(row: dict[str, Any]) -> str:
 def main() -> int:
     options = parser(__doc__, "choices.json", budget=True)
     options.add_argument("cases", nargs="*", default=CASES, help="CHOICE:MODEL:BATCH[:PRECISION]")
+    options.add_argument("--dry", action="store_true", help="compile for an H200, and time nothing; needs no GPU")
     given = options.parse_args()
     right = True
     with tempfile.TemporaryDirectory() as folder:
@@ -183,7 +229,14 @@ def main() -> int:
             if choice == "cublaslt" and not algorithms.version():
                 print(f"{item} left out: the extra cublaslt is not installed", flush=True)
                 continue
-            row = case(choice, name, int(batch), precision[0] if precision else "fp16", given.budget)
+            kind = precision[0] if precision else "fp16"
+            if given.dry:
+                dry(choice, name, int(batch), kind)
+                continue
+            if kind == TRAINING:
+                row = training_case(choice, name, int(batch), given.budget)
+            else:
+                row = case(choice, name, int(batch), kind, given.budget)
             right = right and is_right(row)
             print(line(row), flush=True)
             write_row(given.output, gpu_and_torch(), given.commit, row, KEYS["choices.json"])

@@ -66,7 +66,10 @@ STAGES = {  # what each stage does, and where; the files are below fusec/
     "passes": ("rewrite the Graph: fold, recognise, choose the precision and the layout", "passes/__init__.py"),
     "partition": ("split the Graph into the steps of a Program", "passes/partition/partition_graph.py"),
     "lower": ("write each step for cuDNN as a cuDNN graph, which is plain data", "lower_cudnn.py"),
-    "judge": ("ask cuDNN if it can run these graphs; partitioning asks for several at a time", "gpu/cudnn/oracle.py"),
+    "judge": (
+        "ask cuDNN if it can run these graphs; partitioning asks for several at a time",
+        "gpu/cudnn/legality/oracle.py",
+    ),
     "tune": ("time plans and kernels on the GPU, and choose one for each step", "gpu/autotune/__init__.py"),
     "run": ("bind the steps to memory, run them, and capture them as a CUDA graph", "runtime.py"),
 }

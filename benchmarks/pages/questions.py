@@ -32,7 +32,7 @@ QUESTIONS = {
             "serving/batch_sizes.py pads rows of a batch"
         ),
         "Where is a model split at a host step?": (
-            "where the import of a node raises `HostValueError` (frontends/onnx/host_values.py); "
+            "where the import of a node raises `HostValueError` (frontends/onnx/emission/host_values.py); "
             "frontends/onnx/segmented/segments.py makes the segments, segments/executable.py runs them"
         ),
         "Who chooses the memory order (NHWC or NCHW) of a value, and its precision?": (
@@ -63,23 +63,23 @@ QUESTIONS = {
     "Fusion": {
         "Which ops become one step?": ("passes/partition/candidates.py proposes, passes/partition/cover.py chooses"),
         "Why did an op not fuse? Who decides?": (
-            "passes/partition/cover.py (`_pick`, `_decide`); cuDNN, which gpu/cudnn/oracle.py asks"
+            "passes/partition/cover.py (`_pick`, `_decide`); cuDNN, which gpu/cudnn/legality/oracle.py asks"
         ),
         "Who words the reason why an op did not fuse?": (
             "`WITHOUT` in lower_cudnn.py for an op; passes/partition/cover.py, "
             "passes/partition/strict_rounding.py, lowering/known_bugs/graph_rules.py, and "
-            "gpu/cudnn/error_messages.py for cuDNN's answers. `STAGES` in diagnostics/explain/explain_program.py "
+            "gpu/cudnn/plans/error_messages.py for cuDNN's answers. `STAGES` in diagnostics/explain/explain_program.py "
             "names who refused"
         ),
         "Who knows that cuDNN refuses a graph, such as a depthwise convolution of 8-bit integers?": (
             "no file: cuDNN is asked, and plans/verdict.py records its answer. `WITHOUT` in lower_cudnn.py and "
-            "`refusal` in gpu/cudnn/judges.py hold what fusec does not ask. gpu/kernels/__init__.py finds a "
+            "`refusal` in gpu/cudnn/legality/judges.py hold what fusec does not ask. gpu/kernels/__init__.py finds a "
             "kernel for it"
         ),
         "Where may fp32 be rounded to tf32?": (
             "`tensor_cores` in passes/base.py says if it may: in every precision but fp32. A cuDNN graph carries it "
-            "(lowering/cudnn_graph.py); gpu/cudnn/plan_list.py then excludes plans, gpu/cublaslt/match.py chooses "
-            "the type"
+            "(lowering/cudnn_graph.py); gpu/cudnn/plans/plan_list.py then excludes plans, gpu/cublaslt/match.py "
+            "chooses the type"
         ),
         "What runs a step that neither cuDNN nor a kernel runs?": (
             "cuBLASLt, for a product (gpu/cublaslt/lone_matmul.py). Other ops run one by one by their definition in "
@@ -91,9 +91,9 @@ QUESTIONS = {
         ),
         "What does cuDNN compute wrongly?": ("lowering/known_bugs/graph_rules.py, lowering/known_bugs/plan_rules.py"),
         "Who consults these rules?": (
-            "for graphs lower_cudnn.py, lowering/graph_builder.py, gpu/cudnn/judges.py and gpu/cudnn/oracle.py; "
-            "for plans gpu/cudnn/plan_list.py, gpu/cudnn/plan_builder.py, gpu/autotune/plans/plan_bench.py and "
-            "gpu/autotune/cache/tuning_cache.py"
+            "for graphs lower_cudnn.py, lowering/graph_builder.py, gpu/cudnn/legality/judges.py and "
+            "gpu/cudnn/legality/oracle.py; for plans gpu/cudnn/plans/plan_list.py, gpu/cudnn/plans/plan_builder.py, "
+            "gpu/autotune/plans/plan_bench.py and gpu/autotune/cache/tuning_cache.py"
         ),
         "In which order do steps run?": (
             "`ordered` in passes/partition/partition_graph.py: a step runs after those that it reads, and of several "
@@ -137,7 +137,7 @@ QUESTIONS = {
             "gpu/autotune/model/coordinate_descent.py for the whole model"
         ),
         "What does `--budget` stop?": (
-            "questions to cuDNN (`within` in gpu/cudnn/judges.py): what was not asked about runs unfused "
+            "questions to cuDNN (`within` in gpu/cudnn/legality/judges.py): what was not asked about runs unfused "
             "(passes/partition/cover.py). Timing, in gpu/autotune/plans/plan_search.py: each graph still gets a plan. "
             "gpu/backend.py bounds the search over the whole model"
         ),
@@ -166,7 +166,7 @@ QUESTIONS = {
             "gpu/autotune/cache/tuning_environment.py and gpu/autotune/cache/tuning_cache.py fill"
         ),
         "Where are cuDNN's verdicts stored, and by which key?": (
-            "plans/sqlite_cache.py; `_environment` in gpu/cudnn/oracle.py"
+            "plans/sqlite_cache.py; `_environment` in gpu/cudnn/legality/oracle.py"
         ),
         "Which plans and kernels of others does this machine run?": (
             "those that plans/trusted_plans.py lists; artifacts/read_file.py and gpu/launch/cubins.py ask it"
@@ -180,7 +180,7 @@ QUESTIONS = {
             "plans/sqlite_cache.py bounds verdicts"
         ),
         "What if two processes compile the same model?": (
-            "cuDNN is asked about each graph once: gpu/cudnn/oracle.py claims a graph by a lock of "
+            "cuDNN is asked about each graph once: gpu/cudnn/legality/oracle.py claims a graph by a lock of "
             "system/machine_locks.py, and others wait for the verdict. Each process times plans for itself; "
             "plans/plan_cache.py writes whole files, and the last one stays"
         ),
@@ -192,10 +192,11 @@ QUESTIONS = {
             "its key. A choice depends on the graph or kernel source, the GPU, the driver, the versions of cuDNN, "
             "its frontend and cuBLASLt, the filter of plans and the level; choices of steps also on the figures "
             "of the target (gpu/autotune/cache/tuning_environment.py). A verdict depends on the graph, the target, "
-            "the versions of cuDNN, its frontend and NVRTC, and fusec's rules (`_environment` in gpu/cudnn/oracle.py)"
+            "the versions of cuDNN, its frontend and NVRTC, and fusec's rules "
+            "(`_environment` in gpu/cudnn/legality/oracle.py)"
         ),
         "How does a plan get from a machine without a GPU to one with a GPU?": (
-            "compiler/build_plans.py has several plans built for each graph (gpu/cudnn/plan_serialization.py), "
+            "compiler/build_plans.py has several plans built for each graph (gpu/cudnn/plans/plan_serialization.py), "
             "artifacts/fusec_file.py writes them into the file, and compiler/load_file.py reads it on the GPU. "
             "There gpu/autotune/plans/suggested_plans.py times them, if plans/trusted_plans.py lists them; of others "
             "only engine and knobs are used"
@@ -203,8 +204,8 @@ QUESTIONS = {
     },
     "Weights and quantisation": {
         "What happens to a weight?": (
-            "frontends/onnx/tensors.py reads it when it is first used, frontends/onnx/emit.py makes it a "
-            "constant, passes/rewriting/derived_constants.py folds constants into it "
+            "frontends/onnx/model_file/tensors.py reads it when it is first used, frontends/onnx/emission/emit.py "
+            "makes it a constant, passes/rewriting/derived_constants.py folds constants into it "
             "(passes/folding/fold_scales.py: factors), passes/layout/precision.py casts it, "
             "passes/layout/assign_layout.py orders it, execution/shared_weights.py stores it once, "
             "execution/step_binding.py uploads it, lowering/packing.py packs narrow types"
@@ -261,14 +262,14 @@ QUESTIONS = {
         ),
         "Who holds a plan, and who frees it?": (
             "gpu/autotune/plans/plan_selection.py holds the plans of a backend, and with it they go: Python frees "
-            "gpu/cudnn/built_plan.py, and gpu/cublaslt/descriptors.py its own"
+            "gpu/cudnn/plans/built_plan.py, and gpu/cublaslt/descriptors.py its own"
         ),
     },
     "Failures": {
         "What happens when cuDNN crashes or hangs?": (
-            "it runs in a process of its own: gpu/cudnn/worker_process.py tells how that ended, and "
-            "gpu/cudnn/worker_pool.py starts another. On the GPU, gpu/autotune/plans/plan_search.py puts a plan that "
-            "costs the process its GPU into quarantine (plans/plan_cache.py)"
+            "it runs in a process of its own: gpu/cudnn/worker_processes/worker_process.py tells how that ended, and "
+            "gpu/cudnn/worker_processes/worker_pool.py starts another. On the GPU, gpu/autotune/plans/plan_search.py "
+            "puts a plan that costs the process its GPU into quarantine (plans/plan_cache.py)"
         ),
         "What happens when the GPU has no memory left?": (
             "`out_of_memory` in gpu/launch/stream_calls.py makes it an ExecutionError, in a call and while plans "
@@ -278,15 +279,16 @@ QUESTIONS = {
             "complete files: system/atomic_write.py writes each whole or not at all, for plans/plan_cache.py, "
             ".fusec files, locks and reports. Verdicts stay in plans/sqlite_cache.py, finished chunks of the "
             "fuzzer in testing/runner/database.py. No child process (system/parent_death.py) and no shared memory "
-            "(scale/shared_block.py) stays. scale/device_queue.py and serving/server/supervisor.py start a dead "
-            "worker again"
+            "(scale/shared_block.py) stays. scale/device_pool/device_queue.py and serving/server/supervisor.py start a "
+            "dead worker again"
         ),
     },
     "Serving and testing": {
-        "How does the server form batches?": ("serving/server/batch_queue.py"),
+        "How does the server form batches?": ("serving/server/worker/batch_queue.py"),
         "When does the server refuse a request?": (
-            "serving/server/infer_handler.py, before it is read or queued; serving/server/model_worker.py where "
-            "it waited too long, serving/server/worker_link.py where the worker is late"
+            "serving/server/front_end/infer_handler.py, before it is read or queued; "
+            "serving/server/worker/model_worker.py where it waited too long, "
+            "serving/server/front_end/worker_link.py where the worker is late"
         ),
         "What does the fuzzer compare, and how close must results be?": (
             "`PROPERTIES` in testing/properties/table.py; testing/error_bounds/bounds.py bounds the difference"

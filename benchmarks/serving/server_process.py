@@ -17,7 +17,8 @@ from urllib.parse import urlparse
 
 from benchmarks.common.result_files import ROOT
 
-_FRONT_END = ("server.front_end import", "run('front_end')")  # in the command of such a process, the latter with a stub
+# Each is in the command of a front end, the latter with a stub.
+_FRONT_END = ("server.front_end.front_end import", "run('front_end.front_end')")
 REGION = "images"  # name of the shared memory
 
 

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fusec.serving.server.batch_queue import BatchGroup, BatchQueue
-from fusec.serving.server.model_worker import SLOTS
 from fusec.serving.server.server_options import ServerOptions
+from fusec.serving.server.worker.batch_queue import BatchGroup, BatchQueue
+from fusec.serving.server.worker.model_worker import SLOTS
 
 SIZES = (1, 8, 16, 32, 48, 64)
 

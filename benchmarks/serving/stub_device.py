@@ -21,7 +21,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 import fusec
 from fusec.cli import main as command
-from fusec.serving.server import loaded_model, supervisor
+from fusec.serving.server import supervisor
+from fusec.serving.server.worker import loaded_model
 
 ROW_S, BATCH_S = "FUSEC_STUB_ROW_S", "FUSEC_STUB_BATCH_S"
 RESULTS = 1000  # numbers of a row, as a classifier of ImageNet has
@@ -87,7 +88,7 @@ class StubModel(loaded_model.LoadedModel):
 def run(module: str) -> None:
     """Run a process of the server; give this device to a worker."""
     part = importlib.import_module(f"fusec.serving.server.{module}")
-    if module == "model_worker":
+    if module == "worker.model_worker":
         vars(part)["LoadedModel"] = StubModel
     part.main()
 

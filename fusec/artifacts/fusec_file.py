@@ -33,7 +33,7 @@ from fusec.artifacts.safetensors import write
 from fusec.artifacts.shape_table import ShapeTable
 from fusec.errors import FusecError
 from fusec.execution.compilation import Compiled
-from fusec.gpu.cudnn.verdict_json import encode
+from fusec.gpu.cudnn.legality.verdict_json import encode
 from fusec.gpu.launch.cubins import CompiledKernels
 from fusec.ir import Constant, Graph, Literal, digest_all, print_graph
 from fusec.passes.partition.equivalent_spellings import respell

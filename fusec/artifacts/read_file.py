@@ -35,9 +35,9 @@ from fusec.artifacts.shape_table import ShapeTable
 from fusec.errors import ModelError, VerifyError
 from fusec.execution.compilation import Compiled
 from fusec.gpu import device
-from fusec.gpu.cudnn import deviceless
-from fusec.gpu.cudnn.judges import CudnnJudge
-from fusec.gpu.cudnn.oracle import Oracle
+from fusec.gpu.cudnn.legality.judges import CudnnJudge
+from fusec.gpu.cudnn.legality.oracle import Oracle
+from fusec.gpu.cudnn.without_driver import deviceless
 from fusec.gpu.launch.cubins import NO_CHOICE
 from fusec.ir import Graph, Literal, MissingLiteral
 from fusec.passes.base import PRECISIONS, Options

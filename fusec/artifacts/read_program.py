@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
-from fusec.gpu.cudnn.verdict_json import decode
+from fusec.gpu.cudnn.legality.verdict_json import decode
 from fusec.ir import Constant, Graph, Literal, Node
 from fusec.passes.partition.equivalent_spellings import REWRITES, respell
 from fusec.passes.rewriting.derived_constants import EAGER_BYTES

@@ -16,9 +16,9 @@ from fusec.atlas.patterns import Pattern, patterns
 from fusec.diagnostics.refusal_core.reduce import fewer_ops
 from fusec.diagnostics.refusal_core.variants import Change, variants
 from fusec.errors import FusecError
-from fusec.gpu.cudnn.engine_ids import Identity
-from fusec.gpu.cudnn.judges import CudnnJudge
-from fusec.gpu.cudnn.oracle import Oracle
+from fusec.gpu.cudnn.legality.judges import CudnnJudge
+from fusec.gpu.cudnn.legality.oracle import Oracle
+from fusec.gpu.cudnn.plans.engine_ids import Identity
 from fusec.ir import Graph
 from fusec.lower_cudnn import lower
 from fusec.lowering.cudnn_graph import CudnnGraph

@@ -18,7 +18,7 @@ from pathlib import Path
 from subprocess import CompletedProcess
 
 from fusec.errors import FusecError
-from fusec.gpu.cudnn import deviceless
+from fusec.gpu.cudnn.without_driver import deviceless
 
 FIRST_OF_CUDA_13 = (9, 12)  # earlier releases exist for CUDA 12 only
 

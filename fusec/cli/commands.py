@@ -101,7 +101,7 @@ def _print_version(wanted: bool) -> None:
         return
     import importlib.metadata
 
-    from fusec.gpu.cudnn.deviceless import cudnn_version
+    from fusec.gpu.cudnn.without_driver.deviceless import cudnn_version
 
     try:
         frontend = f" with frontend {importlib.metadata.version('nvidia-cudnn-frontend')}"

@@ -16,8 +16,8 @@ from fusec.execution.compilation import Compiled
 from fusec.execution.compile_options import Progress
 from fusec.gpu.autotune.candidates.candidate_times import kernels_of
 from fusec.gpu.autotune.step_choices import apply_choices
-from fusec.gpu.cudnn import plan_serialization
-from fusec.gpu.cudnn.deviceless import cudnn_number, nvrtc_libraries
+from fusec.gpu.cudnn.plans import plan_serialization
+from fusec.gpu.cudnn.without_driver.deviceless import cudnn_number, nvrtc_libraries
 from fusec.gpu.kernels import Kernel
 from fusec.gpu.kernels.codegen.kernel import variants_of
 from fusec.gpu.launch.cubins import CompiledKernels, compile_all

@@ -17,8 +17,8 @@ from fusec.diagnostics import hints
 from fusec.execution.compilation import Compiled
 from fusec.execution.compile_options import CompileOptions
 from fusec.execution.shape_family import ShapeFamily
-from fusec.gpu.cudnn.judges import CudnnJudge, NoJudge
-from fusec.gpu.cudnn.oracle import Oracle
+from fusec.gpu.cudnn.legality.judges import CudnnJudge, NoJudge
+from fusec.gpu.cudnn.legality.oracle import Oracle
 from fusec.gpu.kernels import GpuFigures
 from fusec.gpu.sure_kernels import SureKernels
 from fusec.ir import BYTES, HALVES, Constant, Graph, load_early

@@ -10,10 +10,10 @@ from fusec.errors import CudnnNotAskedWarning, FusecError
 from fusec.execution.compilation import NOT_ASKED
 from fusec.execution.shape_family import ShapeFamily
 from fusec.gpu import device
-from fusec.gpu.cudnn import deviceless
-from fusec.gpu.cudnn.build_pool import BuildPool
-from fusec.gpu.cudnn.judges import CudnnJudge, RulesJudge
-from fusec.gpu.cudnn.oracle import Oracle
+from fusec.gpu.cudnn.legality.judges import CudnnJudge, RulesJudge
+from fusec.gpu.cudnn.legality.oracle import Oracle
+from fusec.gpu.cudnn.without_driver import deviceless
+from fusec.gpu.cudnn.worker_processes.build_pool import BuildPool
 from fusec.passes.base import Options
 from fusec.passes.partition import Judge
 from fusec.plans.plan_filter import PlanFilter

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fusec.errors import FusecError, TargetError
 from fusec.execution.compilation import Compiled
 from fusec.gpu import device, kernels
-from fusec.gpu.cudnn import deviceless
+from fusec.gpu.cudnn.without_driver import deviceless
 from fusec.gpu.kernels.elementwise import scatter
 from fusec.ir import print_node, quote
 from fusec.ops import Scatter

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 from fusec.execution.compilation import Compiled
 from fusec.gpu.autotune.candidates.candidate_times import StepTuning, candidate_kernels, kernels_of
 from fusec.gpu.autotune.step_choices import apply_choices, before_choices
-from fusec.gpu.cudnn.deviceless import nvrtc_libraries
-from fusec.gpu.cudnn.judges import RulesJudge
-from fusec.gpu.cudnn.oracle import Oracle
+from fusec.gpu.cudnn.legality.judges import RulesJudge
+from fusec.gpu.cudnn.legality.oracle import Oracle
+from fusec.gpu.cudnn.without_driver.deviceless import nvrtc_libraries
 from fusec.gpu.kernels import GpuFigures
 from fusec.gpu.kernels.codegen.kernel import variants_of
 from fusec.gpu.launch.cubins import compile_ahead

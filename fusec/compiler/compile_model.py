@@ -26,8 +26,8 @@ from fusec.execution.compilation import Compiled
 from fusec.execution.compile_options import CompileOptions
 from fusec.execution.shape_family import ShapeFamily
 from fusec.gpu import device
-from fusec.gpu.cudnn.deviceless import load_cudnn
-from fusec.gpu.cudnn.oracle import Oracle
+from fusec.gpu.cudnn.legality.oracle import Oracle
+from fusec.gpu.cudnn.without_driver.deviceless import load_cudnn
 from fusec.ir import Graph
 from fusec.passes.base import FASTEST, ROUND_ACTIVATIONS
 from fusec.runtime import Executable, SimulatorBackend

@@ -17,7 +17,7 @@ from fusec.execution.shared_weights import SharedWeights
 from fusec.execution.simulator_backend import SimulatorBackend
 from fusec.gpu import device
 from fusec.gpu.autotune.step_choices import apply_choices
-from fusec.gpu.cudnn.deviceless import load_cudnn
+from fusec.gpu.cudnn.without_driver.deviceless import load_cudnn
 from fusec.plans.plan_cache import PlanStore
 from fusec.runtime import Executable
 from fusec.system.garbage import seldom_collected

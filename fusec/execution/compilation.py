@@ -8,8 +8,8 @@ from functools import cached_property
 from fusec.errors import TargetError
 from fusec.gpu.autotune.candidates.candidate_times import StepTuning, candidate_graphs, candidate_kernels
 from fusec.gpu.autotune.step_choices import TunedChoices, before_choices
-from fusec.gpu.cudnn.deviceless import INSTALL
-from fusec.gpu.cudnn.judges import asks_cudnn
+from fusec.gpu.cudnn.legality.judges import asks_cudnn
+from fusec.gpu.cudnn.without_driver.deviceless import INSTALL
 from fusec.gpu.kernels import GpuFigures, Kernel
 from fusec.ir import Graph, MissingLiteral
 from fusec.lower_cudnn import Lowered, lower

@@ -102,9 +102,9 @@ class ProgramRunner(Unpicklable):
     def _plan_memory(self) -> MemoryPlan:
         program, elsewhere = self.compiled.program, self._state.stored
         held = program.graph.inputs if self._holds_inputs else ()
-        memory = plan_memory(program, elsewhere, held=held)
+        memory = plan_memory(program, elsewhere, held=held, whole_bytes=self.backend.xp is np)
         if self.backend.side_by_side and not elsewhere:
-            wider = plan_memory(program, side_by_side=True, held=held)
+            wider = plan_memory(program, side_by_side=True, held=held, whole_bytes=self.backend.xp is np)
             if wider.nbytes <= memory.nbytes + SIDE_BY_SIDE_BYTES:
                 return wider
         return memory

@@ -13,8 +13,8 @@ from fusec.execution.compilation import Compiled
 from fusec.execution.shared_weights import SharedWeights
 from fusec.gpu import device
 from fusec.gpu.autotune.step_choices import TunedChoices
-from fusec.gpu.cudnn.build_pool import BuildPool
-from fusec.gpu.cudnn.oracle import Oracle
+from fusec.gpu.cudnn.legality.oracle import Oracle
+from fusec.gpu.cudnn.worker_processes.build_pool import BuildPool
 from fusec.gpu.shape_transfer.transfer_choices import TransferredChoices, transfer
 from fusec.gpu.shape_transfer.transfer_plans import NEAR, SizePlans
 from fusec.ir import Graph
@@ -61,7 +61,7 @@ class ShapeFamily:
     def shared_kernels(self) -> Any:
         """Return cuDNN's cache of kernels for all shapes; None if kernels are not shared. Needs a GPU."""
         if self.share_kernels and self._kernels is None:
-            from fusec.gpu.cudnn.emit import kernel_cache  # needs cudnn, which only a GPU machine must have
+            from fusec.gpu.cudnn.plans.emit import kernel_cache  # needs cudnn, which only a GPU machine must have
 
             self._kernels = kernel_cache()
         return self._kernels

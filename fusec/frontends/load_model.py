@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from onnx import ModelProto
 
     from fusec.frontends.onnx.load import CheckedModel
+    from fusec.frontends.onnx.model_file.split_model import TensorFiles
     from fusec.frontends.onnx.segmented.segments import Segment
-    from fusec.frontends.onnx.split_model import TensorFiles
 
 _TEXT_SUFFIXES = frozenset({".txt", ".fusec-ir"})
 _TEXT_START = b'graph "'  # no protobuf message starts with these bytes

@@ -22,8 +22,8 @@ from fusec.gpu.autotune.plans.plan_selection import PlanSelector
 from fusec.gpu.autotune.step_choices import TunedChoices
 from fusec.gpu.autotune.steps.step_selection import StepSelector
 from fusec.gpu.cublaslt.algorithms import Blas
-from fusec.gpu.cudnn.build_pool import BuildPool
-from fusec.gpu.cudnn.deviceless import nvrtc_libraries
+from fusec.gpu.cudnn.without_driver.deviceless import nvrtc_libraries
+from fusec.gpu.cudnn.worker_processes.build_pool import BuildPool
 from fusec.gpu.device_arrays import DeviceArrays
 from fusec.gpu.host_buffers import HostBuffers, plan_runners, run_over
 from fusec.gpu.launch.capture import StepCapture

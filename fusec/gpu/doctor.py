@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 from fusec.errors import FusecError
 from fusec.gpu.cublaslt import algorithms
-from fusec.gpu.cudnn import deviceless, driver_stand_in
-from fusec.gpu.cudnn.deviceless import INSTALL
-from fusec.gpu.cudnn.oracle import Oracle
+from fusec.gpu.cudnn.legality.oracle import Oracle
+from fusec.gpu.cudnn.without_driver import deviceless, driver_stand_in
+from fusec.gpu.cudnn.without_driver.deviceless import INSTALL
 from fusec.gpu.device import device_name
 from fusec.plans.cache_folder import cache_folder
 from fusec.plans.sqlite_cache import Store

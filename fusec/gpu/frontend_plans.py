@@ -13,10 +13,10 @@ from typing import Any
 import cudnn
 
 from fusec.errors import ExecutionError
-from fusec.gpu.cudnn.build_pool import BuildPool
-from fusec.gpu.cudnn.emit import emit
-from fusec.gpu.cudnn.engine_ids import Identity, identity_of
-from fusec.gpu.cudnn.plan_list import DECLINED, exclude_notes, modes_of
+from fusec.gpu.cudnn.plans.emit import emit
+from fusec.gpu.cudnn.plans.engine_ids import Identity, identity_of
+from fusec.gpu.cudnn.plans.plan_list import DECLINED, exclude_notes, modes_of
+from fusec.gpu.cudnn.worker_processes.build_pool import BuildPool
 from fusec.lowering.cudnn_graph import CudnnGraph
 from fusec.plans.plan_filter import PlanFilter
 from fusec.plans.plan_record import Choice

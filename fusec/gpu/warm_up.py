@@ -6,8 +6,8 @@ from collections.abc import Collection
 
 import cudnn
 
-from fusec.gpu.cudnn.emit import emit
-from fusec.gpu.cudnn.plan_list import modes_of
+from fusec.gpu.cudnn.plans.emit import emit
+from fusec.gpu.cudnn.plans.plan_list import modes_of
 from fusec.gpu.launch import reorder
 from fusec.gpu.measure import device_distance, timer
 from fusec.gpu.nvrtc import function_of

@@ -197,3 +197,11 @@ def _on_all_cores(act: Callable[[Literal], T], literals: Iterable[Literal]) -> l
     wanted = _largest_first(literals)
     with ThreadPoolExecutor(max(1, min(len(wanted), len(os.sched_getaffinity(0))))) as pool:
         return list(pool.map(act, wanted))
+
+
+def is_scale(number: np.generic) -> bool:
+    """Tell if kernels load a constant rather than contain it in their source: an fp32 number that bf16 does not hold.
+
+    Such numbers are mostly scales of quantisation. Each layer has another one, and would need a source of its own.
+    """
+    return number.dtype == np.float32 and bool(np.float32(number).view(np.uint32) & 0xFFFF)

@@ -10,8 +10,8 @@ from fusec import __version__
 from fusec.errors import LoweringError
 from fusec.gpu import device
 from fusec.gpu.autotune.step_choices import has_candidates, step_key, steps_of_choice
-from fusec.gpu.cudnn import plan_serialization
-from fusec.gpu.cudnn.deviceless import cudnn_version
+from fusec.gpu.cudnn.plans import plan_serialization
+from fusec.gpu.cudnn.without_driver.deviceless import cudnn_version
 from fusec.gpu.kernels import GpuFigures, Kernel
 from fusec.ir import Graph, Value
 from fusec.lower_cudnn import lower

@@ -1,6 +1,6 @@
 """Describe a graph of the cuDNN frontend as plain, frozen data.
 
-`lower_cudnn` makes it, `gpu/cudnn/emit.py` replays it on `cudnn.pygraph`, and `simulator` runs it in NumPy.
+`lower_cudnn` makes it, `gpu/cudnn/plans/emit.py` replays it on `cudnn.pygraph`, and `simulator` runs it in NumPy.
 It has no names of the model, so that equal steps have equal graphs and share verdicts and plans in the caches.
 """
 

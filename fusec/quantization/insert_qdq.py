@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, helper
 
-from fusec.frontends.onnx.functions import all_nodes
+from fusec.frontends.onnx.model_file.functions import all_nodes
+from fusec.frontends.onnx.model_file.structure import captured
 from fusec.frontends.onnx.standalone import fresh_name
-from fusec.frontends.onnx.structure import captured
 from fusec.quantization.model_constants import tensor_of
 from fusec.quantization.number_formats import Array, NumberFormat
 from fusec.quantization.placement import QuantizedLayer

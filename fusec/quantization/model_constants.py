@@ -9,8 +9,8 @@ from onnx import ModelProto, NodeProto, TensorProto
 
 from fusec import frontends
 from fusec.exporters.onnx_element_types import ELEMENT_TYPES
-from fusec.frontends.onnx.structure import bodies
-from fusec.frontends.onnx.tensors import Tensors
+from fusec.frontends.onnx.model_file.structure import bodies
+from fusec.frontends.onnx.model_file.tensors import Tensors
 from fusec.ir import DType
 from fusec.reference import evaluate
 

@@ -1,4 +1,4 @@
-"""Write a Lowered as a Python script that needs only cudnn and cupy, with the calls of gpu/cudnn/emit.py one by one.
+"""Write a Lowered as a Python script that needs only cudnn and cupy, with each call of gpu/cudnn/plans/emit.py.
 
 A test checks that the script builds the same graph as `emit`, by the JSON of cuDNN's frontend.
 

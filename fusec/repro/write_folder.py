@@ -18,7 +18,7 @@ import numpy as np
 from fusec import __version__
 from fusec.errors import FusecError, writing
 from fusec.execution.compilation import Compiled
-from fusec.gpu.cudnn import deviceless
+from fusec.gpu.cudnn.without_driver import deviceless
 from fusec.gpu.device import device_name
 from fusec.ir import Graph
 from fusec.lower_cudnn import Lowered

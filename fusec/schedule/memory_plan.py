@@ -50,16 +50,23 @@ class MemoryPlan:
 
 
 def plan_memory(
-    program: Program, elsewhere: Collection[Value] = (), side_by_side: bool = False, held: Collection[Value] = ()
+    program: Program,
+    elsewhere: Collection[Value] = (),
+    side_by_side: bool = False,
+    held: Collection[Value] = (),
+    whole_bytes: bool = False,
 ) -> MemoryPlan:
     """Place all values that a program's steps store, inputs and outputs included.
 
     elsewhere: values that have other memory.
     side_by_side: steps that do not need each other's results can run at the same time.
     held: values whose memory is never used for another one.
+    whole_bytes: elements below 8 bits have a byte each, as in NumPy; on a GPU they share bytes.
     """
     inside = located(program)
     lives = [life for life in _lives(program, inside) if life.value not in elsewhere]
+    if whole_bytes:
+        lives = [replace(life, nbytes=life.value.type.nbytes) for life in lives]
     if side_by_side:
         lives = _prolonged(program, lives, inside)
     end = len(program.steps)
@@ -169,7 +176,7 @@ def _lives(program: Program, inside: Mapping[Value, tuple[Value, int]]) -> list[
                 last[home] = index
     for value in program.graph.outputs:
         last[root(value)] = len(program.steps)
-    return [Life(value, value.type.nbytes, start, last[value]) for value, start in first.items()]
+    return [Life(value, value.type.device_bytes, start, last[value]) for value, start in first.items()]
 
 
 def _prolonged(program: Program, lives: Sequence[Life], inside: Mapping[Value, tuple[Value, int]]) -> list[Life]:

@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from fusec.ir import HALVES, Graph, Node, Value
+from fusec.ir import HALVES, Graph, Node, Value, is_scale
 from fusec.ops import POINTWISE_OPS, Cast
 from fusec.schedule.aliasing import same_storage
 
@@ -22,7 +22,7 @@ class Member:
     """Nodes of one size, in order of dependency.
 
     reads: values that they read from outside; writes: results that are read outside.
-    key: equal for members that compute the same, also on other sizes.
+    key: equal for members that compute the same, also on other sizes, and with other constants that kernels load.
     """
 
     nodes: tuple[Node, ...]
@@ -81,7 +81,7 @@ def _in_member_order(nodes: Sequence[Node]) -> list[Node]:
 
     def rank(value: Value) -> tuple[int, bytes]:
         if value not in ranks:
-            ranks[value] = 0, repr((value.type.dtype.value, value.type.size == 1, repr(value.scalar()))).encode()
+            ranks[value] = 0, repr((value.type.dtype.value, value.type.size == 1, scalar_in_source(value))).encode()
         return ranks[value]
 
     for node in nodes:
@@ -102,7 +102,7 @@ def _member(nodes: Sequence[Node]) -> Member:
             if value not in number:
                 number[value] = len(number)
                 reads.append(value)
-                key.append((value.type.dtype, value.type.size == 1, repr(value.scalar())))
+                key.append((value.type.dtype, value.type.size == 1, scalar_in_source(value)))
         result = node.results[0]
         number[result] = len(number)
         stored = any(user not in own for user in result.users)
@@ -112,6 +112,14 @@ def _member(nodes: Sequence[Node]) -> Member:
             writes.append(result)
     single = nodes[0].results[0].type.size == 1
     return Member(tuple(nodes), tuple(reads), tuple(writes), (single, *key))
+
+
+def scalar_in_source(value: Value) -> str:
+    """Return the number that the source of a kernel contains for a constant; empty for what the kernel loads."""
+    literal = value.literal
+    if literal is None or literal.type.size != 1 or is_scale(literal.array.reshape(-1)[0]):
+        return ""
+    return repr(value.scalar())
 
 
 def equal_members(nodes: Sequence[Node]) -> list[Member] | None:

@@ -32,8 +32,8 @@ from fusec.system.unpicklable import Unpicklable
 
 if TYPE_CHECKING:
     from fusec.frontends import Source
-    from fusec.frontends.onnx.host_values import Answer
-    from fusec.frontends.onnx.loop_body import LoopBody
+    from fusec.frontends.onnx.emission.host_values import Answer
+    from fusec.frontends.onnx.emission.loop_body import LoopBody
     from fusec.frontends.onnx.segmented.segments import HostStep, Segment
 
 

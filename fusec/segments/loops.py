@@ -13,7 +13,7 @@ from fusec.ir import Array
 
 if TYPE_CHECKING:
     from fusec.execution.signature import SymbolicSpec, TensorSpec
-    from fusec.frontends.onnx.loop_body import LoopBody
+    from fusec.frontends.onnx.emission.loop_body import LoopBody
 
 MAX_TRIPS = 1 << 20
 Shapes = Mapping[str, tuple[int, ...]]

@@ -12,7 +12,7 @@ from fusec.ops.op_sets import ATTENTION_OPS, PRODUCTS
 from fusec.runtime import Executable
 
 if TYPE_CHECKING:
-    from fusec.frontends.onnx.host_values import Answer
+    from fusec.frontends.onnx.emission.host_values import Answer
     from fusec.frontends.onnx.segmented.segments import Segment
 
 # Segments that are cached. Detectors find another number of boxes in each call, but most of those are small.

@@ -43,7 +43,7 @@ def element_dtype(element_type: Any) -> np.dtype[Any]:
     """Return the NumPy dtype of a NumPy type, or of a number from ONNX's TensorProto."""
     if not isinstance(element_type, int):
         return np.dtype(element_type)
-    from fusec.frontends.onnx.tensors import dtype_of  # here, because importing onnx takes long
+    from fusec.frontends.onnx.model_file.tensors import dtype_of  # here, because importing onnx takes long
 
     try:
         return dtype_of(element_type).numpy

@@ -61,7 +61,7 @@ def overridable(source: Source) -> list[NodeArg]:
     listed = [value for value in model.graph.input if value.name in valued]
     if not listed:
         return []
-    from fusec.frontends.onnx.inputs import tensor_type  # here, because importing onnx takes long
+    from fusec.frontends.onnx.model_file.inputs import tensor_type  # here, because importing onnx takes long
 
     types = [(value.name, *tensor_type(value)) for value in listed]
     return [NodeArg.of(name, dims, dtype.numpy) for name, dtype, dims in types]

@@ -121,7 +121,7 @@ class OrtValue(SaysWhy):
 
     def element_type(self) -> int:
         """Return the number of the type in ONNX's TensorProto."""
-        from fusec.frontends.onnx.tensors import ELEMENT_TYPES  # here, because importing onnx takes long
+        from fusec.frontends.onnx.model_file.tensors import ELEMENT_TYPES  # here, because importing onnx takes long
 
         return ELEMENT_TYPES[DType.of(self._array.dtype)]
 

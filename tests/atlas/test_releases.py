@@ -10,7 +10,7 @@ import pytest
 
 from fusec.atlas import releases
 from fusec.errors import FusecError
-from fusec.gpu.cudnn import deviceless
+from fusec.gpu.cudnn.without_driver import deviceless
 
 
 class Pip:

@@ -18,7 +18,7 @@ from rich.console import Console
 import fusec as library
 from fusec.cli.common import bars, output
 from fusec.diagnostics.explain.table import bytes_text
-from fusec.gpu.cudnn import deviceless
+from fusec.gpu.cudnn.without_driver import deviceless
 
 FUSEC = (sys.executable, "-m", "fusec")
 

@@ -63,7 +63,7 @@ CALLS: dict[str, list[tuple[str, ...]]] = {
     "report write": [(*SHAPED, "--no-cores", "-o", "report.html")],
     "report diff": [("MODEL", *SHAPED, "--no-cores", "-o", "diff.html")],
     "export-triton": [("model.fusec", "repository")],
-    "serve": [],  # it runs until it is ended; tests/serving/test_server.py reads its line
+    "serve": [],  # it runs until it is ended; tests/serving/server/test_server.py reads its line
     "atlas": [("--pattern", "conv+bias+relu", "--target", "h200")],
     "targets": [()],
     "doctor": [(), ("--ops",)],

@@ -10,7 +10,7 @@ from cli.command import SHAPE, fusec
 
 from fusec import lockfile
 from fusec.artifacts import fusec_file
-from fusec.gpu.cudnn.deviceless import cudnn_number
+from fusec.gpu.cudnn.without_driver.deviceless import cudnn_number
 from fusec.plans import plan_cache
 from fusec.plans.plan_cache import PlanStore
 

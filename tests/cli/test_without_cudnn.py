@@ -20,7 +20,9 @@ from fusec.artifacts import fusec_file
 from fusec.errors import CudnnNotAskedWarning, TargetError
 from fusec.execution import compilation
 from fusec.gpu import device
-from fusec.gpu.cudnn import deviceless, oracle, worker_process
+from fusec.gpu.cudnn.legality import oracle
+from fusec.gpu.cudnn.without_driver import deviceless
+from fusec.gpu.cudnn.worker_processes import worker_process
 from fusec.passes.base import Options
 from fusec.passes.partition import partition
 from fusec.reference import evaluate

@@ -19,7 +19,7 @@ import fusec as library
 from fusec.diagnostics.hints import Hint, hints, launches
 from fusec.errors import ManyLaunchesWarning
 from fusec.execution.compilation import Compiled
-from fusec.gpu.cudnn.judges import RulesJudge
+from fusec.gpu.cudnn.legality.judges import RulesJudge
 from fusec.ir import Graph
 from fusec.lowering.cudnn_graph import CudnnGraph
 from fusec.passes import PIPELINE
@@ -88,7 +88,7 @@ def test_fp32_tells_how_many_steps_it_leaves_out_of_cudnn() -> None:
 
 def test_the_refusal_of_the_judge_is_one_for_want_of_tensor_cores() -> None:
     """The hint counts these refusals, so the words of the message may change, but not its meaning."""
-    check = pytest.importorskip("fusec.gpu.cudnn.graph_check")
+    check = pytest.importorskip("fusec.gpu.cudnn.legality.graph_check")
     deselected = {0: RuntimeError("Deselecting execution plan due to numerical notes")}
     fp32 = CudnnGraph((), (), tensor_cores=False)
     assert check._refusal(fp32, deselected).needs_tensor_cores

@@ -14,7 +14,7 @@ from helpers import quick
 
 from fusec import driver
 from fusec.diagnostics.verify import relative_l2, verify
-from fusec.gpu.cudnn.oracle import Oracle
+from fusec.gpu.cudnn.legality.oracle import Oracle
 from fusec.runtime import Executable, SimulatorBackend
 
 pytestmark = pytest.mark.cudnn

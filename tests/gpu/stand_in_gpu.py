@@ -161,7 +161,7 @@ class Machine:
         return Pygraph(self, graph, kernels)
 
     def revive(self, blob: bytes, handle: Any) -> Any:
-        """As `fusec.gpu.cudnn.built_plan.revive`."""
+        """As `fusec.gpu.cudnn.plans.built_plan.revive`."""
         try:
             data = json.loads(blob)
             graph = CudnnGraph.from_json(data["graph"])
@@ -397,7 +397,7 @@ def install(machine: Machine, patch: Callable[[Any, str, Any], None]) -> None:
     from fusec.gpu.autotune.cache import tuning_environment
     from fusec.gpu.autotune.plans import plan_bench
     from fusec.gpu.cublaslt import algorithms, lone_matmul
-    from fusec.gpu.cudnn import plan_list
+    from fusec.gpu.cudnn.plans import plan_list
     from fusec.gpu.launch import (
         cubin_function,
         cubins,

@@ -24,7 +24,7 @@ from fusec.errors import CheckError, ExecutionError
 from fusec.execution.compilation import Compiled
 from fusec.execution.shape_family import ShapeFamily
 from fusec.gpu.autotune.cache.tuning_cache import KnownChoices
-from fusec.gpu.cudnn.judges import CudnnJudge
+from fusec.gpu.cudnn.legality.judges import CudnnJudge
 from fusec.ir import DType, TensorType
 from fusec.lowering.cudnn_graph import CudnnGraph
 from fusec.lowering.packing import pack, unpack
@@ -380,7 +380,7 @@ def test_blocks_that_meet_are_launched_where_there_is_room_for_all(
     machine: Machine, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, blocks: int
 ) -> None:
     """A variant that was fastest elsewhere, and has no room here, is replaced with a log record."""
-    from fusec.gpu.kernels.norm import batch_norm
+    from fusec.gpu.kernels.norm.batch_norm import batch_norm
     from fusec.gpu.launch.kernel_launcher import Launcher
 
     monkeypatch.setattr(batch_norm, "VARIANTS", ((64, 4, 8),))

@@ -13,7 +13,7 @@ from gpu.stand_in_gpu import Machine
 from gpu.test_backend import compiled
 
 from fusec.compiler.compile_ahead import ProposedKernels, candidates_compiled_ahead, compiled_ahead
-from fusec.gpu.cudnn.oracle import PROBE, Oracle
+from fusec.gpu.cudnn.legality.oracle import PROBE, Oracle
 from fusec.gpu.kernels.codegen.kernel import variants_of
 from fusec.gpu.launch import cubins
 from fusec.gpu.launch.cubins import entry_of, source_of

@@ -10,7 +10,7 @@ import pytest
 
 from fusec.errors import TargetError
 from fusec.gpu import doctor
-from fusec.gpu.cudnn import deviceless, driver_stand_in
+from fusec.gpu.cudnn.without_driver import deviceless, driver_stand_in
 from fusec.gpu.doctor import Requirement, diagnose
 
 

@@ -21,7 +21,7 @@ from onnx.backend.test import BackendTest
 from fusec.driver import resolve_target
 from fusec.errors import ModelError, TargetError
 from fusec.gpu import kernels
-from fusec.gpu.cudnn.oracle import Oracle
+from fusec.gpu.cudnn.legality.oracle import Oracle
 from fusec.ir import Constant, Node
 from fusec.onnx_backend import FusecBackend, FusecBackendRep
 from fusec.ops.random import STATE_NAME

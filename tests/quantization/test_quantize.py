@@ -16,7 +16,7 @@ from quantization.models import images, linear_net, model, normal, residual_net,
 import fusec
 from fusec import driver, frontends
 from fusec.errors import CheckError, FusecError
-from fusec.gpu.cudnn.oracle import Oracle
+from fusec.gpu.cudnn.legality.oracle import Oracle
 from fusec.ir import DType
 from fusec.quantization.choose_float import choose_float
 from fusec.quantization.placement import Placement

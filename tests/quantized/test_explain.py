@@ -11,7 +11,7 @@ from fusec.diagnostics.explain import FloatEdge, explain, float_edges
 from fusec.diagnostics.explain.float_edges import is_integer_product
 from fusec.execution.compilation import Compiled
 from fusec.gpu.autotune.step_choices import PrecisionTimes, TunedChoices, apply_choices, step_key
-from fusec.gpu.cudnn.judges import RulesJudge
+from fusec.gpu.cudnn.legality.judges import RulesJudge
 from fusec.gpu.kernels import GpuFigures
 from fusec.ir import Graph
 from fusec.passes import PIPELINE

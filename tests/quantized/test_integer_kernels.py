@@ -12,7 +12,7 @@ from quantized.models import Layer, random_convolution, random_product, run_onnx
 from fusec import frontends
 from fusec.execution.compilation import Compiled
 from fusec.execution.simulator_backend import SimulatorBackend
-from fusec.gpu.cudnn.judges import RulesJudge
+from fusec.gpu.cudnn.legality.judges import RulesJudge
 from fusec.ir import DType
 from fusec.ops import Conv, MatMul
 from fusec.passes import PIPELINE

@@ -8,7 +8,7 @@ import pytest
 from helpers import quick
 from lowering.bodies import BODIES, NHWC, load
 
-from fusec.gpu.cudnn.oracle import Oracle
+from fusec.gpu.cudnn.legality.oracle import Oracle
 from fusec.lower_cudnn import lower
 from fusec.plans.sqlite_cache import Store
 from fusec.plans.verdict import Legal, Refused

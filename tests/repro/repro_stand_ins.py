@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fusec.gpu.cudnn.deviceless import bring_up
+from fusec.gpu.cudnn.without_driver.deviceless import bring_up
 from fusec.lowering.cudnn_graph import CudnnGraph
 from fusec.lowering.simulator import extent, simulate
 from fusec.targets.target import load

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 from cli.command import SHAPE, fusec, tiny
 from diagnostics.test_verify import compiled as compiled_net
-from gpu.cudnn.test_emit import mode_graph
+from gpu.cudnn.plans.test_emit import mode_graph
 from gpu.cudnn_graphs import WINDOW, batch_norm, batch_norm_backward, conv, conv_with_sums, image, norm
 from helpers import assert_close
 from lowering.bodies import BODIES, NHWC, load
@@ -31,7 +31,7 @@ from fusec.diagnostics.verify import random_array
 from fusec.errors import ExecutionError, FusecError, LoweringError
 from fusec.execution.compilation import Compiled
 from fusec.gpu import device
-from fusec.gpu.cudnn.deviceless import bring_up
+from fusec.gpu.cudnn.without_driver.deviceless import bring_up
 from fusec.ir import DType, Graph
 from fusec.lower_cudnn import Lowered, lower
 from fusec.lowering.cudnn_graph import CudnnCall, CudnnGraph, CudnnTensor
@@ -121,7 +121,7 @@ def test_the_script_of_a_residual_block_is_short_and_knows_no_fusec() -> None:
 
 def check_same_as_emitted(lowered: Lowered, plans: bool = True) -> None:
     variables = build(source.script(lowered, ones(lowered.graph)), plans)
-    from fusec.gpu.cudnn.emit import emit  # imports cudnn, which wants the driver library loaded
+    from fusec.gpu.cudnn.plans.emit import emit  # imports cudnn, which wants the driver library loaded
 
     emitted = emit(lowered.graph, target=H200)
     emitted.validate()
@@ -174,7 +174,7 @@ def test_further_operations_are_built_as_emit_does(graph: CudnnGraph) -> None:
 @pytest.mark.cudnn
 def test_every_pointwise_mode_is_built_as_emit_does() -> None:
     bring_up(90)
-    from fusec.gpu.cudnn.emit import DTYPES, POINTWISE
+    from fusec.gpu.cudnn.plans.emit import DTYPES, POINTWISE
 
     for mode, count in POINTWISE.items():
         check_same_as_emitted(bare(mode_graph(mode, count)), plans=False)  # no engine takes each mode in these types

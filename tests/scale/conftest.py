@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fusec.scale import pool_process
+from fusec.scale.device_pool import pool_process
 
 TEXT = """graph "g" (%x: f32[4,6]) {
   %y = tanh(%x)
@@ -39,5 +39,5 @@ def meaning() -> Callable[[Array], Array]:
 @pytest.fixture
 def faulty(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Let workers of pools fail as `faulty_worker.py` says."""
-    monkeypatch.setattr(pool_process, "WORKER", "scale.faulty_worker")
+    monkeypatch.setattr(pool_process, "WORKER", "scale.device_pool.faulty_worker")
     monkeypatch.setenv("FAIL_ONCE_FILE", str(tmp_path / "once"))

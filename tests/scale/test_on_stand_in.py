@@ -16,7 +16,7 @@ pytest.importorskip("cupy")
 from fusec.errors import ExecutionError, TargetError
 from fusec.scale import device_transfer, nccl
 from fusec.scale.batch_runner import BatchRunner
-from fusec.scale.pool_worker import start_next
+from fusec.scale.device_pool.pool_worker import start_next
 from fusec.scale.shared_block import SharedBlock, layout
 
 

@@ -69,6 +69,28 @@ def test_a_chain_needs_two_slots() -> None:
     assert live_bytes(net.compiled.program) == net.memory.live_bytes
 
 
+def test_elements_below_8_bits_share_bytes_except_in_numpy() -> None:
+    """A mask of 2 bits that counted as bytes would take four times its memory on a GPU."""
+    net = executable(
+        """graph "g" (%x: f16[64,1024]) {
+  %o = constant [0.0] : f16[]
+  %p = cmp_gt(%x, %o)
+  %k = cast(%p) {to=u2}
+  %y = cosh(%x)
+  return %k, %y
+}"""
+    )
+    program = net.compiled.program
+    mask = program.graph.outputs[0]
+    for plan, nbytes in ((plan_memory(program), 16 << 10), (net.memory, 64 << 10)):
+        assert {life.value: life.nbytes for life in plan.lives}[mask] == nbytes
+    assert plan_memory(program).nbytes < net.memory.nbytes
+    x = np.random.default_rng(0).standard_normal((64, 1024)).astype(np.float16)
+    positive, y = net.run(None, {"x": x})
+    assert np.array_equal(positive.astype(bool), x > 0)
+    assert np.all(y >= 1)
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_waste_is_small_in_graphs_with_long_lives(seed: int) -> None:
     """A UNet of sorts: every second value on the way down is read again on the way up."""

@@ -131,6 +131,24 @@ def test_members_of_two_sizes_that_read_each_other_are_none() -> None:
     assert members(list(graph.nodes)) is None
 
 
+def test_members_with_other_constants_that_kernels_load_are_equal() -> None:
+    """The unbiased variance of a batch norm has a factor that depends on the size of the image."""
+
+    def keys(first: float, second: float) -> int:
+        graph = parse(f"""graph "g" (%p: f32[4], %q: f32[6]) {{
+  %a = constant [{first}] : f32[]
+  %b = constant [{second}] : f32[]
+  %n = mul(%p, %a)
+  %m = mul(%q, %b)
+  return %n, %m
+}}""")
+        return len({member.key for member in members([n for n in graph.nodes if n.op.name == "mul"]) or []})
+
+    assert keys(1.000319, 1.0000797) == 1
+    assert keys(0.5, 2.0) == 2  # they are in the source
+    assert keys(0.5, 1.000319) == 2
+
+
 def test_a_part_of_a_larger_tensor_is_not_flat() -> None:
     # its rows have gaps between them: a kernel of two casts read the second row at the wrong place
     graph = parse("""graph "g" (%p: f32[2,4] of [2,8], %q: f32[2,4]) {

@@ -39,7 +39,7 @@ class Running:
                     command = (folder / "cmdline").read_bytes().decode()
                 except (OSError, ValueError):
                     continue
-                if parent == self.process.pid and f"server.{module} import" in command:
+                if parent == self.process.pid and f".{module} import" in command:
                     found.append(int(folder.name))
         return found
 

@@ -16,9 +16,9 @@ from gpu.test_backend import build
 from fusec.errors import ExecutionError, TargetError
 from fusec.serving import choose_device
 from fusec.serving.choose_device import choose, devices_of
-from fusec.serving.server.batch_buffer import BatchBuffer, fetch, joined
 from fusec.serving.server.memory.request_memory import RequestMemory
 from fusec.serving.server.memory.shared_arena import SharedArena
+from fusec.serving.server.worker.batch_buffer import BatchBuffer, fetch, joined
 from fusec.system.threaded_copy import ThreadedCopy
 
 TEXT = """graph "g" (%x: f32[4,3,2,2], %k: i64[4]) {

@@ -17,7 +17,7 @@ from fusec.diagnostics.explain.data import (
     Explanation,
 )
 from fusec.errors import LoweringError
-from fusec.gpu.cudnn.judges import asks_cudnn
+from fusec.gpu.cudnn.legality.judges import asks_cudnn
 from fusec.lower_cudnn import lower
 from fusec.lowering.cudnn_graph import CudnnGraph
 from fusec.passes.partition import Judge

@@ -12,7 +12,7 @@ from dataclasses import replace
 from fusec.diagnostics.explain.data import Accepted, Cause, Decline, Edge, Explanation, Step
 from fusec.diagnostics.explain.engine_classes import class_of_step, verdicts_of
 from fusec.diagnostics.refusal_core import Core, CoreSearch
-from fusec.gpu.cudnn.judges import CudnnJudge, asks_cudnn
+from fusec.gpu.cudnn.legality.judges import CudnnJudge, asks_cudnn
 from fusec.ir import Constant, Graph, Node, Value, print_attribute, print_node
 from fusec.lower_cudnn import WITHOUT
 from fusec.lowering import virtual_rounding

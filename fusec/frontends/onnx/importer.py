@@ -11,13 +11,13 @@ from onnx import GraphProto, NodeProto
 
 from fusec.errors import ModelError, VerifyError
 from fusec.frontends.onnx.advice import NO_HOST_STEPS
-from fusec.frontends.onnx.annotations import check
-from fusec.frontends.onnx.emit import ModelValue, TensorList
-from fusec.frontends.onnx.host_values import Answer, HostValueError
-from fusec.frontends.onnx.inputs import input_types
+from fusec.frontends.onnx.emission.annotations import check
+from fusec.frontends.onnx.emission.emit import ModelValue, TensorList
+from fusec.frontends.onnx.emission.host_values import Answer, HostValueError
+from fusec.frontends.onnx.model_file.inputs import input_types
+from fusec.frontends.onnx.model_file.split_model import TensorFiles
+from fusec.frontends.onnx.model_file.structure import abridged, captured, node_names, report
 from fusec.frontends.onnx.node_importer import NodeImporter
-from fusec.frontends.onnx.split_model import TensorFiles
-from fusec.frontends.onnx.structure import abridged, captured, node_names, report
 from fusec.ir import Graph, Literal, Value
 from fusec.system.printable import printable
 

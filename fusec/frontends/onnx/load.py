@@ -22,11 +22,11 @@ from onnx import (
 
 from fusec.errors import ModelError, VerifyError
 from fusec.frontends.custom_ops import DEFAULT_DOMAINS, CustomOp, CustomOps, qualified
-from fusec.frontends.onnx.functions import all_nodes, inlined
 from fusec.frontends.onnx.importer import Bound, Importer
-from fusec.frontends.onnx.inputs import element_type, tensor_type
-from fusec.frontends.onnx.split_model import TensorFiles, split
-from fusec.frontends.onnx.structure import GRAPHS, constants, draws, node_names, ordered, report
+from fusec.frontends.onnx.model_file.functions import all_nodes, inlined
+from fusec.frontends.onnx.model_file.inputs import element_type, tensor_type
+from fusec.frontends.onnx.model_file.split_model import TensorFiles, split
+from fusec.frontends.onnx.model_file.structure import GRAPHS, constants, draws, node_names, ordered, report
 from fusec.frontends.onnx.tables import OLDEST_OPSET, newest_versions, unsupported
 from fusec.ir import DType, Graph, Literal
 from fusec.system.byte_ranges import ByteRanges

@@ -14,17 +14,17 @@ from onnx import GraphProto, NodeProto, TensorProto, TypeProto, defs, helper
 
 from fusec.errors import SizeError, VerifyError
 from fusec.frontends.custom_ops import DEFAULT_DOMAINS, CustomOp, CustomOps, qualified
-from fusec.frontends.onnx.annotations import check
-from fusec.frontends.onnx.attributes import attributes
-from fusec.frontends.onnx.emit import Emitter, ModelValue, OpFunction, TensorList
-from fusec.frontends.onnx.host_values import HostValueError
-from fusec.frontends.onnx.loop_body import Surroundings
-from fusec.frontends.onnx.scope import Scope, live_nodes, reads, scope_of, without
-from fusec.frontends.onnx.split_model import TensorFiles
+from fusec.frontends.onnx.emission.annotations import check
+from fusec.frontends.onnx.emission.attributes import attributes
+from fusec.frontends.onnx.emission.emit import Emitter, ModelValue, OpFunction, TensorList
+from fusec.frontends.onnx.emission.host_values import HostValueError
+from fusec.frontends.onnx.emission.loop_body import Surroundings
+from fusec.frontends.onnx.emission.scope import Scope, live_nodes, reads, scope_of, without
+from fusec.frontends.onnx.model_file.split_model import TensorFiles
+from fusec.frontends.onnx.model_file.structure import captured, constants, node_names
+from fusec.frontends.onnx.model_file.tensors import ELEMENT_TYPES, Tensors
 from fusec.frontends.onnx.standard import body_of
-from fusec.frontends.onnx.structure import captured, constants, node_names
 from fusec.frontends.onnx.tables import SEQUENCES, domain_of, function_of, schema_of, unsupported
-from fusec.frontends.onnx.tensors import ELEMENT_TYPES, Tensors
 from fusec.ir import Array, Graph, Literal, Value
 from fusec.ops.spec import require
 from fusec.system.printable import printable

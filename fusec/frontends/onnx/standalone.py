@@ -8,8 +8,8 @@ from onnx import ModelProto, TensorProto, helper, shape_inference, version_conve
 from fusec.errors import ModelError, VerifyError
 from fusec.exporters.onnx_element_types import ELEMENT_TYPES
 from fusec.frontends.onnx.load import check_model
-from fusec.frontends.onnx.split_model import TensorFiles
-from fusec.frontends.onnx.tensors import Tensors
+from fusec.frontends.onnx.model_file.split_model import TensorFiles
+from fusec.frontends.onnx.model_file.tensors import Tensors
 
 
 def standalone(model: ModelProto, file: str, files: TensorFiles | None, opset: int) -> ModelProto:

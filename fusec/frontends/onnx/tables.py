@@ -16,7 +16,8 @@ from fusec.frontends.custom_ops import DEFAULT_DOMAINS, CustomOps, qualified
 from fusec.frontends.onnx import classical, contrib
 from fusec.frontends.onnx.advice import advice
 from fusec.frontends.onnx.contrib.schemas import schema_from
-from fusec.frontends.onnx.emit import OpFunction, Table
+from fusec.frontends.onnx.emission.emit import OpFunction, Table
+from fusec.frontends.onnx.model_file.structure import abridged
 from fusec.frontends.onnx.movement import affine_grid, data_dependent, gather_scatter, indexing, resize, sampling, shape
 from fusec.frontends.onnx.ops import (
     constant,
@@ -36,7 +37,6 @@ from fusec.frontends.onnx.ops import (
     spectral,
 )
 from fusec.frontends.onnx.standard import has_body
-from fusec.frontends.onnx.structure import abridged
 from fusec.system.printable import printable
 
 OLDEST_OPSET = 7

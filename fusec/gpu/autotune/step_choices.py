@@ -9,7 +9,7 @@ from fusec.gpu import kernels
 from fusec.gpu.autotune.fusion import fusion_proposals
 from fusec.gpu.autotune.fusion.step_fusion import fuse_steps
 from fusec.gpu.kernels import GpuFigures, Kernel
-from fusec.gpu.kernels.attention.match_cached import is_cached_attention, parts_of_cached
+from fusec.gpu.kernels.attention.cached.match_cached import is_cached_attention, parts_of_cached
 from fusec.ir import Graph, Node
 from fusec.ops import POINTWISE_OPS, PRODUCTS, PackedMatMul
 from fusec.passes.partition.equivalent_spellings import spelled

@@ -15,7 +15,7 @@ from contextlib import nullcontext
 from typing import Any
 
 from fusec.errors import FusecError
-from fusec.gpu.cudnn.deviceless import INSTALL, bring_up, check_nvrtc, load_cudnn, load_nvrtc
+from fusec.gpu.cudnn.without_driver.deviceless import INSTALL, bring_up, check_nvrtc, load_cudnn, load_nvrtc
 from fusec.gpu.device import woken
 from fusec.targets.target import Target, load
 
@@ -61,8 +61,8 @@ def _answers(target: Target, device: bool) -> tuple[int, dict[str, Answer]]:
     """Return cuDNN's version, and the function that answers each kind of question."""
     import cudnn  # these imports need the driver and NVRTC loaded
 
-    from fusec.gpu.cudnn.graph_check import GraphCheck
-    from fusec.gpu.cudnn.plan_builder import PlanBuilder
+    from fusec.gpu.cudnn.legality.graph_check import GraphCheck
+    from fusec.gpu.cudnn.plans.plan_builder import PlanBuilder
 
     handle: Any = cudnn.create_handle() if device else None
     check, builder = GraphCheck(target, handle), PlanBuilder(target, handle)

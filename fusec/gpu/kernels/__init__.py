@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from fusec.gpu.kernels.attention import attention_backward, attention_forward, cached_attention, rotary, write_rows
+from fusec.gpu.kernels.attention import attention_backward, attention_forward
+from fusec.gpu.kernels.attention.cached import cached_attention, rotary, write_rows
 from fusec.gpu.kernels.codegen.gpu_figures import GpuFigures
 from fusec.gpu.kernels.codegen.kernel import Kernel
 from fusec.gpu.kernels.convolution import (
@@ -21,7 +22,8 @@ from fusec.gpu.kernels.convolution import (
 )
 from fusec.gpu.kernels.convolution.few_channels import few_channels, filter_gradient
 from fusec.gpu.kernels.elementwise import all_finite, gather_resize, grid_sample, multi_tensor, pointwise, scatter
-from fusec.gpu.kernels.norm import batch_norm, instance_norm, layer_norm_backward, row_reduction
+from fusec.gpu.kernels.norm import instance_norm, layer_norm_backward, row_reduction
+from fusec.gpu.kernels.norm.batch_norm import batch_norm
 from fusec.gpu.kernels.pooling import max_pool_backward, pool_forward, roi_align
 from fusec.gpu.kernels.product import integer_product, thin_product
 from fusec.gpu.kernels.product.few_rows import few_rows, streamed_weights

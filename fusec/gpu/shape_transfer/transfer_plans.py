@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from typing import Any
 
-from fusec.gpu.cudnn.oracle import Oracle
-from fusec.gpu.cudnn.plan_serialization import entry_of
-from fusec.gpu.cudnn.similar_graphs import SimilarGraphs, factor
-from fusec.gpu.cudnn.worker_process import WorkerDeath, WorkerProcess
+from fusec.gpu.cudnn.legality.oracle import Oracle
+from fusec.gpu.cudnn.legality.similar_graphs import SimilarGraphs, factor
+from fusec.gpu.cudnn.plans.plan_serialization import entry_of
+from fusec.gpu.cudnn.worker_processes.worker_process import WorkerDeath, WorkerProcess
 from fusec.gpu.shape_transfer.predict_graphs import SizedGraph, extrapolate, scale_batch
 from fusec.lowering.cudnn_graph import CudnnGraph
 from fusec.plans.plan_record import BLAS, Choice, Entry

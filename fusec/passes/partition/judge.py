@@ -1,6 +1,6 @@
 """Declare the interface of a judge, which tells partitioning if candidate partitions are legal.
 
-The judges are in `gpu/cudnn/judges.py`. They lower each candidate, and most of them ask cuDNN.
+The judges are in `gpu/cudnn/legality/judges.py`. They lower each candidate, and most of them ask cuDNN.
 """
 
 from __future__ import annotations

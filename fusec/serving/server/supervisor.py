@@ -104,18 +104,19 @@ class _Supervisor:
     def __init__(self, options: ServerOptions, listening: socket.socket, signals: int):
         self._options, self._listening, self._signals = options, listening, signals
         text = options.to_json()
-        self._workers = [self._member("model_worker", n, text, str(n)) for n in range(len(options.devices))]
+        self._workers = [self._member("worker.model_worker", n, text, str(n)) for n in range(len(options.devices))]
         self._dealer = ConnectionDealer(listening, options.front_ends)
         self._front_ends: list[_Member] = []
         for number in range(options.front_ends):
             handle = self._dealer.handle(number)
-            member = self._member("front_end", number, text, str(number), str(handle), handles=(handle,))
+            member = self._member("front_end.front_end", number, text, str(number), str(handle), handles=(handle,))
             self._front_ends.append(member)
 
     def _member(self, module: str, number: int, *arguments: str, handles: tuple[int, ...] = ()) -> _Member:
         held = parent_death.handle()
         start = _START.format(path=sys.path, handle=held, module=module)
-        return _Member(f"{module} {number}", [sys.executable, "-P", "-c", start, *arguments], (held, *handles))
+        name = module.rpartition(".")[2]
+        return _Member(f"{name} {number}", [sys.executable, "-P", "-c", start, *arguments], (held, *handles))
 
     def run(self, announce: Callable[[str], None]) -> None:
         """Start all processes and watch them. The status of this process is that of the signal, or 0 after SIGTERM."""

@@ -9,8 +9,8 @@ import hashlib
 from collections.abc import Callable, Mapping
 from functools import cache
 
-from fusec.gpu.cudnn.judges import CudnnJudge, OfflineJudge
-from fusec.gpu.cudnn.oracle import Oracle
+from fusec.gpu.cudnn.legality.judges import CudnnJudge, OfflineJudge
+from fusec.gpu.cudnn.legality.oracle import Oracle
 from fusec.ir import Constant, Graph
 from fusec.ops import ANCHORS
 from fusec.passes.partition.judge import Judge

@@ -11,8 +11,8 @@ from fusec import driver
 from fusec.diagnostics.explain import explain, with_chosen_plans
 from fusec.diagnostics.explain.data import GENERIC, SINGLE, SPECIALISED, SPECIALISED_RUNTIME, UNKNOWN
 from fusec.diagnostics.explain.engine_classes import class_of_step
-from fusec.gpu.cudnn.judges import RulesJudge
-from fusec.gpu.cudnn.oracle import Oracle
+from fusec.gpu.cudnn.legality.judges import RulesJudge
+from fusec.gpu.cudnn.legality.oracle import Oracle
 from fusec.ir import Graph
 from fusec.passes.partition import partition
 from fusec.plans.plan_record import BLAS, Choice

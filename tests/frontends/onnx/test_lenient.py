@@ -13,7 +13,7 @@ from onnx import TensorProto, helper
 
 from fusec.errors import ModelError
 from fusec.frontends import Source, load
-from fusec.frontends.onnx import emit
+from fusec.frontends.onnx.emission import emit
 from fusec.reference import evaluate
 
 X = info("x", [2, 3])

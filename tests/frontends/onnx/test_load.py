@@ -17,7 +17,7 @@ from onnx import TensorProto, helper, numpy_helper
 from examples.models import LIGHT, light, random_inputs, randomised, reference_inputs, reference_outputs
 from fusec.errors import ModelError
 from fusec.frontends import load
-from fusec.frontends.onnx.tensors import DTYPES
+from fusec.frontends.onnx.model_file.tensors import DTYPES
 from fusec.ir import Constant, DType, TensorType
 from fusec.reference import evaluate
 from fusec.text import parse

@@ -21,8 +21,8 @@ from onnx_suite.suite import suite_ops
 from onnxruntime.capi import onnxruntime_pybind11_state  # type: ignore[attr-defined]  # an extension module
 
 from fusec.frontends import load
+from fusec.frontends.onnx.model_file.structure import RANDOM
 from fusec.frontends.onnx.ops.convolution import ConvAttributes, conv
-from fusec.frontends.onnx.structure import RANDOM
 from fusec.frontends.onnx.tables import OLDEST_OPSET, REVIEWED_OPSET, TABLE
 from fusec.ir import DType
 from fusec.reference import evaluate

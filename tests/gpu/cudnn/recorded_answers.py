@@ -18,7 +18,7 @@ from functools import cache
 from pathlib import Path
 
 from fusec.gpu import cudnn
-from fusec.gpu.cudnn.oracle import _environment
+from fusec.gpu.cudnn.legality.oracle import _environment
 from fusec.plans.sqlite_cache import Store
 from fusec.targets.target import load, names
 
@@ -68,7 +68,7 @@ def summary() -> str:
 def code_digest() -> str:
     """Return a digest of the code that asks cuDNN, without its comments and docstrings."""
     digest = hashlib.sha256()
-    for path in sorted(Path(cudnn.__file__).parent.glob("*.py")):
+    for path in sorted(Path(cudnn.__file__).parent.rglob("*.py")):
         tree = ast.parse(path.read_text())
         for node in ast.walk(tree):
             if isinstance(

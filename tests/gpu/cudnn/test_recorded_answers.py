@@ -10,7 +10,7 @@ from gpu.cudnn import recorded_answers
 from gpu.cudnn.recorded_answers import asked, recorded, seed, summary, write
 
 from fusec import driver
-from fusec.gpu.cudnn.oracle import Oracle
+from fusec.gpu.cudnn.legality.oracle import Oracle
 from fusec.plans.sqlite_cache import Store
 from fusec.targets.target import load
 from fusec.text import parse

@@ -9,6 +9,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 
 def logs_of(sources: Sequence[str], options: Sequence[str]) -> list[tuple[bool, str]]:
@@ -20,8 +21,9 @@ def logs_of(sources: Sequence[str], options: Sequence[str]) -> list[tuple[bool, 
 
 
 def main() -> None:
-    from cupy.cuda import nvrtc
+    from cupy import cuda
 
+    nvrtc: Any = cuda.nvrtc
     question = json.load(sys.stdin)
     answers: list[tuple[bool, str]] = []
     for source in question["sources"]:

@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gpu.kernels.attention.cached.test_cached_attention import cached_cases
+from gpu.kernels.attention.cached.test_rotary import cases as rotary_cases
+from gpu.kernels.attention.cached.test_streamed_attention import streamed_cases as streamed_attentions
+from gpu.kernels.attention.cached.test_write_rows import cases as row_write_cases
 from gpu.kernels.attention.test_attention_backward import backward_cases
 from gpu.kernels.attention.test_attention_forward import attention_cases
-from gpu.kernels.attention.test_cached_attention import cached_cases
-from gpu.kernels.attention.test_rotary import cases as rotary_cases
 from gpu.kernels.attention.test_score_bias import bias_cases
-from gpu.kernels.attention.test_streamed_attention import streamed_cases as streamed_attentions
-from gpu.kernels.attention.test_write_rows import cases as row_write_cases
 from gpu.kernels.cases import Case, assert_same, each_way, on_the_device
 from gpu.kernels.compile_in_child import logs_of
 from gpu.kernels.convolution.test_depthwise import random_cases as depthwise_cases
@@ -36,7 +36,7 @@ from gpu.kernels.elementwise.test_pointwise import cast_cases, op_cases, shape_c
 from gpu.kernels.elementwise.test_relayout import among_pointwise_ops, move_cases
 from gpu.kernels.elementwise.test_scatter import scatter_cases
 from gpu.kernels.elementwise.test_unaligned_copy import random_cases as unaligned_cases
-from gpu.kernels.norm.test_batch_norm import bit_masks, channel_cases, surrounded_channels
+from gpu.kernels.norm.batch_norm.test_batch_norm import bit_masks, channel_cases, surrounded_channels
 from gpu.kernels.norm.test_group_norm import cases as group_norm_cases
 from gpu.kernels.norm.test_instance_norm import cases as instance_cases
 from gpu.kernels.norm.test_layer_norm_backward import norm_backward_cases, surrounded_norm_backward

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from gpu.kernels.attention import test_rotary
+from gpu.kernels.attention.cached import test_rotary
 from gpu.kernels.cases import Case, check
 from gpu.kernels.convolution import test_depthwise, test_few_channels, test_few_filters, test_split_k
 from gpu.kernels.elementwise import test_gather_resize, test_pointwise, test_relayout

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from fusec.gpu.cudnn.deviceless import nvrtc_libraries
+from fusec.gpu.cudnn.without_driver.deviceless import nvrtc_libraries
 from fusec.gpu.kernels import Kernel
 from fusec.gpu.kernels.codegen.kernel import Arguments, Launch
 from fusec.gpu.launch import cubins as module

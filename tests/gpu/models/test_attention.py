@@ -7,8 +7,8 @@ import pytest
 from helpers import assert_close, one_program, quick
 
 import fusec
-from fusec.gpu.cudnn.judges import CudnnJudge
-from fusec.gpu.cudnn.oracle import Oracle
+from fusec.gpu.cudnn.legality.judges import CudnnJudge
+from fusec.gpu.cudnn.legality.oracle import Oracle
 from fusec.ir import DType, Graph
 from fusec.plans.verdict import Legal, Refused
 from fusec.reference import evaluate

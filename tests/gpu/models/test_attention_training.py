@@ -11,7 +11,7 @@ from helpers import assert_close, one_program
 import fusec
 from fusec.builder import Builder, Tensor
 from fusec.driver import build
-from fusec.gpu.cudnn.oracle import Oracle
+from fusec.gpu.cudnn.legality.oracle import Oracle
 
 SHAPES = {  # batch, rows, heads, features, dtype, causal
     "odd rows": (2, 197, 3, 64, "f16", False),

@@ -15,8 +15,8 @@ from fusec.builder import Builder
 from fusec.gpu import device
 from fusec.gpu.autotune.step_choices import apply_choices, step_key
 from fusec.gpu.autotune.steps.step_split import split_epilogues
-from fusec.gpu.cudnn.judges import CudnnJudge
-from fusec.gpu.cudnn.oracle import Oracle
+from fusec.gpu.cudnn.legality.judges import CudnnJudge
+from fusec.gpu.cudnn.legality.oracle import Oracle
 from fusec.ir import Graph
 from fusec.passes.base import Options
 from fusec.passes.partition import partition

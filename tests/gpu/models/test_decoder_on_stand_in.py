@@ -15,7 +15,7 @@ from fusec import driver
 from fusec.frontends import Source
 from fusec.generation.decoder_graph import DecoderSizes, decoder_builder
 from fusec.generation.decoder_model import DecoderModel
-from fusec.gpu.cudnn.oracle import Oracle
+from fusec.gpu.cudnn.legality.oracle import Oracle
 from fusec.plans.plan_cache import PlanStore
 from fusec.runtime import Executable
 

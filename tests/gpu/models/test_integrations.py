@@ -62,7 +62,7 @@ def check(got: Any, x: np.ndarray) -> None:
 
 
 def test_sizes_have_weights_and_kernels_in_common(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    from fusec.gpu.cudnn import emit
+    from fusec.gpu.cudnn.plans import emit
 
     made: list[str] = []
     monkeypatch.setattr(emit, "kernel_cache", lambda: made.append("cache") or "cache")

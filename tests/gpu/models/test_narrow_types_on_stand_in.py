@@ -13,7 +13,7 @@ from gpu.stand_in_gpu import Array, Machine, on_device
 from fusec import driver
 from fusec.compiler.choose_target import require_runs_on_gpu
 from fusec.errors import ExecutionError
-from fusec.gpu.cudnn.oracle import Oracle
+from fusec.gpu.cudnn.legality.oracle import Oracle
 from fusec.ir import DType, Graph
 from fusec.lowering.packing import to_codes
 from fusec.plans.plan_cache import PlanStore

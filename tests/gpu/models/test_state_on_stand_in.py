@@ -14,7 +14,7 @@ from helpers import assert_close, one_program
 import fusec
 from fusec import driver
 from fusec.builder import Builder, Tensor
-from fusec.gpu.cudnn.oracle import Oracle
+from fusec.gpu.cudnn.legality.oracle import Oracle
 from fusec.plans.plan_cache import PlanStore
 from fusec.runtime import Executable
 

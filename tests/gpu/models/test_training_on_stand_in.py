@@ -18,7 +18,7 @@ import fusec
 from examples.training_models import training_step
 from fusec import driver, training
 from fusec.builder import Builder
-from fusec.gpu.cudnn.oracle import Oracle
+from fusec.gpu.cudnn.legality.oracle import Oracle
 from fusec.gpu.kernels import find
 from fusec.lower_cudnn import lower
 from fusec.passes.training import split_batchnorm_stats

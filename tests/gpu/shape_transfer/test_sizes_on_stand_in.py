@@ -14,7 +14,7 @@ from gpu.stand_in_gpu import Machine
 from helpers import one_program
 
 import fusec
-from fusec.gpu.cudnn.oracle import Oracle
+from fusec.gpu.cudnn.legality.oracle import Oracle
 from fusec.lowering.cudnn_graph import CudnnGraph
 from fusec.plans.plan_filter import PlanFilter
 from fusec.plans.plan_record import Choice

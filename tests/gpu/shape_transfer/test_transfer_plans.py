@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gpu.cudnn.legality.test_similar_graphs import batch
 from gpu.cudnn.read_back import workspace_bytes
-from gpu.cudnn.test_similar_graphs import batch
 from gpu.cudnn_graphs import conv, image, pointwise
 
-from fusec.gpu.cudnn.oracle import Oracle
-from fusec.gpu.cudnn.worker_process import WorkerDeath
+from fusec.gpu.cudnn.legality.oracle import Oracle
+from fusec.gpu.cudnn.worker_processes.worker_process import WorkerDeath
 from fusec.gpu.shape_transfer import transfer_plans
 from fusec.gpu.shape_transfer.predict_graphs import extrapolate, scale_batch
 from fusec.gpu.shape_transfer.transfer_plans import SizePlans

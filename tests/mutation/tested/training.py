@@ -503,20 +503,20 @@ TRAINING: tuple[Mutant, ...] = (
     _m(
         "channel_masked_rounding",
         "training kernels",
-        "gpu/kernels/norm/batch_norm_source.py",
+        "gpu/kernels/norm/batch_norm/batch_norm_source.py",
         'least = LEAST_POSITIVE.get(dtype, f"{self.kind}(0)")',
         'least = f"{self.kind}(0)"',
         "a relu is taken for open where its stored result was rounded to zero",
-        "gpu/kernels/norm/test_batch_norm_masks.py",
+        "gpu/kernels/norm/batch_norm/test_batch_norm_masks.py",
     ),
     _m(
         "channel_copies_awaited",
         "training kernels",
-        "gpu/kernels/norm/batch_norm_streamed.py",
+        "gpu/kernels/norm/batch_norm/batch_norm_streamed.py",
         "LATER=self.depth - 1",
         "LATER=self.depth",
         "elements are read while they are still being copied",
-        "gpu/kernels/norm/test_batch_norm.py",
+        "gpu/kernels/norm/batch_norm/test_batch_norm.py",
     ),
     _m(
         "reduction_copies_awaited",
@@ -530,11 +530,11 @@ TRAINING: tuple[Mutant, ...] = (
     _m(
         "channel_copies_once",
         "training kernels",
-        "gpu/kernels/norm/batch_norm_streamed.py",
+        "gpu/kernels/norm/batch_norm/batch_norm_streamed.py",
         "if self.resident < self.turns:",
         "if self.resident < 0:",
         "elements that did not stay in shared memory are not copied again",
-        "gpu/kernels/norm/test_batch_norm.py",
+        "gpu/kernels/norm/batch_norm/test_batch_norm.py",
     ),
     _m(
         "attention_backward_keys_past_end",

@@ -10,8 +10,8 @@ from helpers import quick
 from passes.partition.judges import Measured
 from passes.partition.test_cases import FILES, cases, read_graph
 
-from fusec.gpu.cudnn.judges import CudnnJudge
-from fusec.gpu.cudnn.oracle import Oracle
+from fusec.gpu.cudnn.legality.judges import CudnnJudge
+from fusec.gpu.cudnn.legality.oracle import Oracle
 from fusec.ir import Graph
 from fusec.passes.partition import canonical_key, partition
 from fusec.passes.partition.cost_model import is_fast

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from fusec.gpu.cudnn import judges as offline
+from fusec.gpu.cudnn.legality import judges as offline
 from fusec.ir import Constant, Graph
 from fusec.passes.partition import partition
 from fusec.plans.verdict import Legal, Refused

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fusec.frontends.onnx.emit import Emitter, OpFunction
+from fusec.frontends.onnx.emission.emit import Emitter, OpFunction
 from fusec.ir import DType, Literal, Value
 from fusec.ops import Cast, Concat, Gather, Reduce, pw
 from fusec.ops.spec import require

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from fusec.frontends.onnx.classical.features import floats
-from fusec.frontends.onnx.emit import Emitter, OpFunction
+from fusec.frontends.onnx.emission.emit import Emitter, OpFunction
 from fusec.ir import DType, Value
 from fusec.ops import Gather, MatMul, Reshape, Softmax, TopK, pw
 from fusec.ops.spec import require

@@ -8,7 +8,7 @@ from itertools import combinations
 import numpy as np
 
 from fusec.frontends.onnx.classical.features import floats
-from fusec.frontends.onnx.emit import Emitter
+from fusec.frontends.onnx.emission.emit import Emitter
 from fusec.ir import Value
 from fusec.ops import Concat, Gather, Reduce, Transpose, pw
 

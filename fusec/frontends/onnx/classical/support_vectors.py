@@ -10,7 +10,7 @@ import numpy as np
 from fusec.frontends.onnx.classical.features import floats
 from fusec.frontends.onnx.classical.linear import best_label, linear_scores, require_integers, transformed
 from fusec.frontends.onnx.classical.pair_probabilities import joined_probabilities
-from fusec.frontends.onnx.emit import Emitter, OpFunction
+from fusec.frontends.onnx.emission.emit import Emitter, OpFunction
 from fusec.ir import DType, Value
 from fusec.ops import Concat, MatMul, Reduce, pw
 from fusec.ops.spec import require

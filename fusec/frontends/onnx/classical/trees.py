@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from fusec.frontends.onnx.classical.linear import best_label, label_of, require_integers, transformed
-from fusec.frontends.onnx.emit import Emitter, OpFunction
+from fusec.frontends.onnx.emission.emit import Emitter, OpFunction
 from fusec.frontends.onnx.movement.gather_scatter import gather_elements
 from fusec.ir import DType, Literal, Value
 from fusec.ops import Concat, Gather, Reduce, pw

@@ -19,7 +19,7 @@ from fusec.frontends.onnx.contrib import (
     quantized_recurrent,
     shapes,
 )
-from fusec.frontends.onnx.emit import OpFunction
+from fusec.frontends.onnx.emission.emit import OpFunction
 
 TABLES: Sequence[Mapping[str, OpFunction]] = (
     activations.TABLE,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from fusec.frontends.onnx.emit import Emitter, OpFunction
+from fusec.frontends.onnx.emission.emit import Emitter, OpFunction
 from fusec.frontends.onnx.ops.matmul import matmul
 from fusec.ir import Value
 from fusec.ops import Split, pw

@@ -18,7 +18,7 @@ from fusec.frontends.onnx.contrib.heads import (
     windows,
 )
 from fusec.frontends.onnx.contrib.quantized_products import matmul_integer_to_float
-from fusec.frontends.onnx.emit import Emitter, OpFunction
+from fusec.frontends.onnx.emission.emit import Emitter, OpFunction
 from fusec.frontends.onnx.ops.matmul import matmul
 from fusec.ir import Value
 from fusec.ops import Concat, pw

@@ -17,8 +17,8 @@ from fusec.frontends.onnx.contrib.heads import (
     split_heads,
     windows,
 )
-from fusec.frontends.onnx.emit import Emitter, OpFunction
-from fusec.frontends.onnx.host_values import HostValueError
+from fusec.frontends.onnx.emission.emit import Emitter, OpFunction
+from fusec.frontends.onnx.emission.host_values import HostValueError
 from fusec.frontends.onnx.movement.gather_scatter import along, spread, tensor_scatter
 from fusec.ir import DType, TensorType, Value
 from fusec.ops import Concat, Pad, RmsNorm, pw

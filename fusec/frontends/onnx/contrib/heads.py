@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fusec.frontends.onnx.emit import Emitter
+from fusec.frontends.onnx.emission.emit import Emitter
 from fusec.frontends.onnx.movement.gather_scatter import along, spread
 from fusec.ir import DType, Value
 from fusec.ops import Attention, Concat, Gather, MatMul, Rotary, Softmax, Transpose, pw

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from fusec.frontends.onnx.emit import Emitter, OpFunction
+from fusec.frontends.onnx.emission.emit import Emitter, OpFunction
 from fusec.ir import DType, TensorType, Value
 from fusec.ops import Gather, LayerNorm, Reduce, RmsNorm, pw
 from fusec.ops.spec import broadcast, normalize_axis, require

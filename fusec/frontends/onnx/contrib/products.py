@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from fusec.frontends.onnx.contrib.activations import activated
-from fusec.frontends.onnx.emit import Emitter, OpFunction
+from fusec.frontends.onnx.emission.emit import Emitter, OpFunction
 from fusec.frontends.onnx.ops.convolution import conv
 from fusec.frontends.onnx.ops.matmul import gemm, matmul
 from fusec.ir import Value

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from fusec.frontends.onnx.emit import Emitter, OpFunction
+from fusec.frontends.onnx.emission.emit import Emitter, OpFunction
 from fusec.frontends.onnx.movement.indexing import concat
 from fusec.frontends.onnx.ops.convolution import ConvAttributes
 from fusec.frontends.onnx.ops.pooling import average_pool, max_pool

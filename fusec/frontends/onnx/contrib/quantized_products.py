@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from fusec.frontends.onnx.emit import Emitter, OpFunction
+from fusec.frontends.onnx.emission.emit import Emitter, OpFunction
 from fusec.frontends.onnx.movement.gather_scatter import spread
 from fusec.frontends.onnx.ops.matmul import matmul
 from fusec.frontends.onnx.ops.quantize import dequantize, matmul_integer, product_scale, quantize, rounded

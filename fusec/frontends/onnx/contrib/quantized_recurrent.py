@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from fusec.frontends.onnx.emit import Emitter, OpFunction
+from fusec.frontends.onnx.emission.emit import Emitter, OpFunction
 from fusec.frontends.onnx.ops.recurrent import lstm
 from fusec.ir import DType, Value
 from fusec.ops import Transpose, pw

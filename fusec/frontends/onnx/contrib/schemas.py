@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from onnx import defs
 
-from fusec.frontends.onnx.emit import OpFunction
+from fusec.frontends.onnx.emission.emit import OpFunction
 
 _Parameter = defs.OpSchema.FormalParameter
 _Option = defs.OpSchema.FormalParameterOption

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from fusec.frontends.onnx.emit import Emitter, OpFunction
+from fusec.frontends.onnx.emission.emit import Emitter, OpFunction
 from fusec.frontends.onnx.movement.shape import unsqueeze
 from fusec.frontends.onnx.ops.constant import range_
 from fusec.ir import Value

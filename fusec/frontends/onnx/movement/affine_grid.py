@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from fusec.frontends.onnx.emit import Emitter, Table
+from fusec.frontends.onnx.emission.emit import Emitter, Table
 from fusec.ir import Array, Value
 from fusec.ops import MatMul, Transpose
 from fusec.ops.spec import require

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fusec.frontends.onnx.emit import Emitter, Table
-from fusec.frontends.onnx.tensors import dtype_of
+from fusec.frontends.onnx.emission.emit import Emitter, Table
+from fusec.frontends.onnx.model_file.tensors import dtype_of
 from fusec.ir import Array, Value
 from fusec.ops import Gather, NonMaxSuppression
 from fusec.ops.non_max_suppression import require_boxes

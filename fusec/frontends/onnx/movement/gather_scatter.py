@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fusec.frontends.onnx.emit import Emitter, OpFunction, Table
-from fusec.frontends.onnx.tensors import dtype_of
+from fusec.frontends.onnx.emission.emit import Emitter, OpFunction, Table
+from fusec.frontends.onnx.model_file.tensors import dtype_of
 from fusec.ir import Array, DType, TensorType, Value
 from fusec.ops import Cumulate, Expand, Gather, Pad, Reduce, Scatter, Slice, TopK, pw
 from fusec.ops.indexing import REDUCTIONS

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fusec.frontends.onnx.emit import Emitter, Table, axes_of
+from fusec.frontends.onnx.emission.emit import Emitter, Table, axes_of
 from fusec.ir import Array, Value
 from fusec.ops import Concat, Gather, Pad, Slice, Split
 from fusec.ops.spec import normalize_axis, require

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from fusec.frontends.onnx.emit import Emitter
-from fusec.frontends.onnx.limits import require_constant
+from fusec.frontends.onnx.emission.emit import Emitter
+from fusec.frontends.onnx.model_file.limits import require_constant
 from fusec.ir import DType, TensorType, Value
 from fusec.ops import Gather, Reduce, pw
 from fusec.ops.shape import on_ties

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fusec.frontends.onnx.emit import Emitter, Table, axes_of
+from fusec.frontends.onnx.emission.emit import Emitter, Table, axes_of
 from fusec.frontends.onnx.movement.interpolate import COORDINATES, Interpolation, interpolated
 from fusec.ir import DType, TensorType, Value
 from fusec.ops import Resize, pw

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from fusec.frontends.onnx.emit import Emitter, Table, axes_of
+from fusec.frontends.onnx.emission.emit import Emitter, Table, axes_of
 from fusec.ir import Value
 from fusec.ops import Expand, Transpose
 from fusec.ops.spec import broadcast, require

@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from fusec.errors import VerifyError
-from fusec.frontends.onnx.emit import Emitter, Table
-from fusec.frontends.onnx.limits import by_blocks, require_constant
-from fusec.frontends.onnx.tensors import shape_of
+from fusec.frontends.onnx.emission.emit import Emitter, Table
+from fusec.frontends.onnx.model_file.limits import by_blocks, require_constant
+from fusec.frontends.onnx.model_file.tensors import shape_of
 from fusec.ir import Array, DType, Literal, TensorType, Value
 from fusec.ops.spec import require
 

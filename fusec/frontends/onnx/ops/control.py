@@ -8,10 +8,10 @@ import numpy as np
 from onnx import GraphProto
 
 from fusec.errors import VerifyError
-from fusec.frontends.onnx.emit import Emitter, ModelValue, Table, TensorList
-from fusec.frontends.onnx.functions import all_nodes
-from fusec.frontends.onnx.host_values import HostValueError
-from fusec.frontends.onnx.structure import draws
+from fusec.frontends.onnx.emission.emit import Emitter, ModelValue, Table, TensorList
+from fusec.frontends.onnx.emission.host_values import HostValueError
+from fusec.frontends.onnx.model_file.functions import all_nodes
+from fusec.frontends.onnx.model_file.structure import draws
 from fusec.ir import Node, Value
 from fusec.ops import Concat, Gather, Scatter, pw
 from fusec.ops.spec import normalize_axis, require

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypedDict
 
-from fusec.frontends.onnx.emit import Emitter, Table
+from fusec.frontends.onnx.emission.emit import Emitter, Table
 from fusec.frontends.onnx.movement.window_attributes import (
     check_auto_pad,
     distribute,

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fusec.frontends.onnx.emit import Emitter, Table
+from fusec.frontends.onnx.emission.emit import Emitter, Table
 from fusec.ir import Value
 from fusec.ops import Gather, MatMul, Reduce, Transpose, pw
 from fusec.ops.spec import require

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fusec.frontends.onnx.emit import Emitter, Table
+from fusec.frontends.onnx.emission.emit import Emitter, Table
 from fusec.ir import Value
 from fusec.ops import MatMul, Transpose, pw
 from fusec.ops.spec import broadcast, require

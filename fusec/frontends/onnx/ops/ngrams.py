@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fusec.frontends.onnx.emit import Emitter, Table
-from fusec.frontends.onnx.limits import require_constant
+from fusec.frontends.onnx.emission.emit import Emitter, Table
+from fusec.frontends.onnx.model_file.limits import require_constant
 from fusec.ir import DType, TensorType, Value
 from fusec.ops import Concat, Gather, Reduce, pw
 from fusec.ops.spec import require

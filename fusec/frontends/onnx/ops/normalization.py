@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fusec.frontends.onnx.emit import Emitter, OpFunction, Table, axes_of
-from fusec.frontends.onnx.tensors import dtype_of
+from fusec.frontends.onnx.emission.emit import Emitter, OpFunction, Table, axes_of
+from fusec.frontends.onnx.model_file.tensors import dtype_of
 from fusec.ir import DType, TensorType, Value
 from fusec.ops import (
     BatchNorm,

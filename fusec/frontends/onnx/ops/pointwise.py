@@ -8,8 +8,8 @@ from functools import reduce
 import ml_dtypes
 import numpy as np
 
-from fusec.frontends.onnx.emit import FOLD_OPERAND_ELEMENTS, Emitter, OpFunction, Table
-from fusec.frontends.onnx.tensors import dtype_of
+from fusec.frontends.onnx.emission.emit import FOLD_OPERAND_ELEMENTS, Emitter, OpFunction, Table
+from fusec.frontends.onnx.model_file.tensors import dtype_of
 from fusec.ir import DType, Value
 from fusec.ops import pw
 from fusec.ops.spec import broadcast, require

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fusec.frontends.onnx.emit import Emitter, Table
-from fusec.frontends.onnx.limits import require_constant
+from fusec.frontends.onnx.emission.emit import Emitter, Table
+from fusec.frontends.onnx.model_file.limits import require_constant
 from fusec.frontends.onnx.movement.window_attributes import WindowAttributes, per_dim, spatial_dims
 from fusec.ir import DType, TensorType, Value
 from fusec.ops import AvgPool, Conv, Gather, MaxPool, Pad, Reduce, Scatter, pw

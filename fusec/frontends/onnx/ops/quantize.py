@@ -7,11 +7,11 @@ from typing import Unpack
 import ml_dtypes
 import numpy as np
 
-from fusec.frontends.onnx.emit import Emitter, Table
+from fusec.frontends.onnx.emission.emit import Emitter, Table
+from fusec.frontends.onnx.model_file.tensors import dtype_of
 from fusec.frontends.onnx.movement.gather_scatter import spread
 from fusec.frontends.onnx.ops.convolution import ConvAttributes, conv
 from fusec.frontends.onnx.ops.matmul import matmul
-from fusec.frontends.onnx.tensors import dtype_of
 from fusec.ir import DType, TensorType, Value
 from fusec.ops import Cast, MatMul, Reduce, pw
 from fusec.ops.spec import normalize_axis, require

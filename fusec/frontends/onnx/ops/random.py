@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fusec.frontends.onnx.emit import Emitter, Table
-from fusec.frontends.onnx.tensors import dtype_of
+from fusec.frontends.onnx.emission.emit import Emitter, Table
+from fusec.frontends.onnx.model_file.tensors import dtype_of
 from fusec.ir import DType, TensorType, Value
 from fusec.ops import Cumulate, RandomBits, Reduce, Slice, Softmax, pw
 from fusec.ops.random import STATE_NAME, STATE_TYPE

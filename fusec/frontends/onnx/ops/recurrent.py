@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fusec.frontends.onnx.emit import Emitter, Table
+from fusec.frontends.onnx.emission.emit import Emitter, Table
 from fusec.ir import Literal, TensorType, Value
 from fusec.ops import Concat, MatMul, Recurrent, Reshape, Transpose, pw
 from fusec.ops.recurrent import ACTIVATIONS, DEFAULT_ACTIVATIONS, DIRECTIONS, GATES

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fusec.frontends.onnx.emit import Emitter, OpFunction, Table, axes_of
+from fusec.frontends.onnx.emission.emit import Emitter, OpFunction, Table, axes_of
 from fusec.ir import DType, TensorType, Value
 from fusec.ops import Reduce
 from fusec.ops.spec import require

@@ -7,9 +7,9 @@ import itertools
 import numpy as np
 from onnx import GraphProto, TypeProto
 
-from fusec.frontends.onnx.emit import Emitter, ModelValue, Table, TensorList
+from fusec.frontends.onnx.emission.emit import Emitter, ModelValue, Table, TensorList
+from fusec.frontends.onnx.model_file.tensors import dtype_of
 from fusec.frontends.onnx.ops.control import row, stacked, tensor
-from fusec.frontends.onnx.tensors import dtype_of
 from fusec.ir import Value
 from fusec.ops import Concat
 from fusec.ops.spec import normalize_axis, require

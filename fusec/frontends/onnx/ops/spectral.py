@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from fusec.frontends.onnx.emit import Emitter, Table
-from fusec.frontends.onnx.tensors import dtype_of
+from fusec.frontends.onnx.emission.emit import Emitter, Table
+from fusec.frontends.onnx.model_file.tensors import dtype_of
 from fusec.ir import Array, Value
 from fusec.ops import Gather, MatMul, Pad, Transpose, pw
 from fusec.ops.spec import normalize_axis, require

@@ -11,13 +11,13 @@ from dataclasses import dataclass, replace
 
 from fusec.errors import ModelError
 from fusec.frontends.custom_ops import CustomOp, qualified
-from fusec.frontends.onnx.emit import ModelValue, TensorList
-from fusec.frontends.onnx.host_values import Answer, Compute, HostValueError
+from fusec.frontends.onnx.emission.emit import ModelValue, TensorList
+from fusec.frontends.onnx.emission.host_values import Answer, Compute, HostValueError
+from fusec.frontends.onnx.emission.loop_body import LoopBody
 from fusec.frontends.onnx.importer import Bound, Importer
 from fusec.frontends.onnx.load import CheckedModel
-from fusec.frontends.onnx.loop_body import LoopBody
-from fusec.frontends.onnx.split_model import TensorFiles
-from fusec.frontends.onnx.structure import captured
+from fusec.frontends.onnx.model_file.split_model import TensorFiles
+from fusec.frontends.onnx.model_file.structure import captured
 from fusec.frontends.onnx.tables import domain_of
 from fusec.frontends.padding_proof import Crop
 from fusec.ir import DType, Graph, Literal, TensorType, Value

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from fusec.gpu.autotune.fusion.fusion_proposals import is_rounded, rounded_at
 from fusec.gpu.autotune.step_choices import has_candidates, kernel_of, products_first
 from fusec.gpu.kernels import GpuFigures
-from fusec.gpu.kernels.attention.match_cached import is_cached_attention, parts_of_cached
+from fusec.gpu.kernels.attention.cached.match_cached import is_cached_attention, parts_of_cached
 from fusec.gpu.kernels.product.integer_product import uses_no_tensor_cores
 from fusec.gpu.kernels.product.row_norm import MAX_STREAMED, begins_few_rows
 from fusec.ir import BYTES, Graph, Node

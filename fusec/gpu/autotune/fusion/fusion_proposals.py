@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fusec.gpu.kernels import GpuFigures
-from fusec.gpu.kernels.attention.match_cached import begins_cached_attention, is_cached_attention
+from fusec.gpu.kernels.attention.cached.match_cached import begins_cached_attention, is_cached_attention
 from fusec.gpu.kernels.codegen.indexing import VIEW_OPS
 from fusec.gpu.kernels.codegen.pointwise_code import BYTES, can_generate
 from fusec.gpu.kernels.convolution.depthwise import depthwise_with_mean, is_depthwise_step

@@ -13,9 +13,9 @@ import numpy as np
 from fusec.errors import ExecutionError
 from fusec.gpu.autotune.ranked_plans import Offer
 from fusec.gpu.cublaslt.algorithms import Blas, BlasPlan, is_algorithm
-from fusec.gpu.cudnn.build_pool import BuildPool
-from fusec.gpu.cudnn.built_plan import BuiltPlan, revive
-from fusec.gpu.cudnn.plan_list import DECLINED, compiles_slowly
+from fusec.gpu.cudnn.plans.built_plan import BuiltPlan, revive
+from fusec.gpu.cudnn.plans.plan_list import DECLINED, compiles_slowly
+from fusec.gpu.cudnn.worker_processes.build_pool import BuildPool
 from fusec.gpu.frontend_plans import FrontendPlans
 from fusec.gpu.measure.random_inputs import distance, poison, random_data
 from fusec.gpu.measure.timer import Stopwatch, device_failure

@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from fusec.gpu.kernels.codegen.copies_ahead import COPIED_BYTES, CopiesAhead
 from fusec.gpu.kernels.codegen.indexing import Strided, View
 from fusec.gpu.kernels.codegen.kernel import (
@@ -26,7 +24,7 @@ from fusec.gpu.kernels.codegen.kernel import (
     computed_in,
 )
 from fusec.gpu.kernels.codegen.op_table import expression, literal, pattern
-from fusec.ir import DType, Node, Value
+from fusec.ir import DType, Node, Value, is_scale
 from fusec.ops import Cast, Pointwise, Relayout
 
 BYTES = (DType.I8, DType.U8, DType.F8E4M3)  # types of quantised activations
@@ -254,14 +252,6 @@ class PointwiseCode:
             return f"wide(load_part({pointer}, {at} + j * {step}))"
         self.head.append(f"const {compute_type(type.dtype)} {name} = wide(load_part({pointer}, {at}));")
         return name
-
-
-def is_scale(number: np.generic) -> bool:
-    """Tell if a constant is loaded rather than written into the source: an fp32 number that bf16 does not hold.
-
-    Such numbers are mostly scales of quantisation. Each layer has another one, and would need a source of its own.
-    """
-    return number.dtype == np.float32 and bool(np.float32(number).view(np.uint32) & 0xFFFF)
 
 
 def whole_number(node: Node) -> tuple[Value, int, int] | None:

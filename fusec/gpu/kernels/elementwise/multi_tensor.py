@@ -14,7 +14,7 @@ from fusec.gpu.kernels.codegen.indexing import View
 from fusec.gpu.kernels.codegen.kernel import BLOCK, MAX_VECTOR, VECTOR_BYTES, Arguments, Kernel, Launch, ceil_div
 from fusec.gpu.kernels.codegen.pointwise_code import PointwiseCode, Space, can_generate
 from fusec.ir import Node, TensorType, Value
-from fusec.schedule.multi_tensor import Member, equal_members
+from fusec.schedule.multi_tensor import Member, equal_members, scalar_in_source
 
 MAX_POINTERS = 480  # of a launch, because its parameters have 4 KB
 PER_THREAD = 16  # elements, so that finding the pointers costs little in comparison
@@ -36,7 +36,7 @@ def multi_tensor(nodes: Sequence[Node], outputs: Sequence[Value], figures: GpuFi
     found = [member for member in found if member.size]
     if not found:
         return Kernel("lists of nothing", ())
-    pointers = [{v for v in (*m.reads, *m.writes) if v.literal is None} for m in found]
+    pointers = [{v for v in (*m.reads, *m.writes) if not scalar_in_source(v)} for m in found]
     shared = set[Value].intersection(*pointers)
     count = max(1, (MAX_POINTERS - len(shared)) // max(1, max(len(each - shared) for each in pointers)))
     launches = [_launch(found[i : i + count]) for i in range(0, len(found), count)]

@@ -49,8 +49,21 @@ def scalars() -> Case:
     return build("scalars", [rows(DType.F32), rows(DType.F32)], make)
 
 
+def scaled(count: int = len(SIZES)) -> Case:
+    """Members with factors of their own, which the kernel loads, and the first one's twice."""
+
+    def make(graph: Graph, *tensors: Value) -> list[Value]:
+        results: list[Value] = []
+        for i, x in enumerate(tensors):
+            factor = graph.constant(np.array(1 + 2 ** -(10 + i % 11 % 7), np.float32))
+            results.append(graph.add(pw("add"), graph.add(pw("mul"), x, factor), x))
+        return results
+
+    return build(f"scaled{count}", [rows(DType.F32, *SIZES[i % len(SIZES)]) for i in range(count)], make)
+
+
 def list_cases() -> list[Case]:
-    return [updates(), casts(), scalars(), finite()]
+    return [updates(), casts(), scalars(), scaled(), finite()]
 
 
 def finite() -> Case:
@@ -61,7 +74,7 @@ def finite() -> Case:
 
 
 def test_lists(rng: np.random.Generator) -> None:
-    cases = [updates(), casts(), scalars()]
+    cases = [updates(), casts(), scalars(), scaled()]
     for case in cases:
         kernel = case.kernel
         assert kernel is not None and kernel.name.startswith("lists") and len(kernel.launches) == 1
@@ -69,11 +82,12 @@ def test_lists(rng: np.random.Generator) -> None:
 
 
 def test_more_pointers_than_a_launch_takes(rng: np.random.Generator) -> None:
-    case = updates(140)  # four of its own each, and two that all share
-    kernel = case.kernel
-    assert kernel is not None and len(kernel.launches) == 2
-    assert all(len(launch.parameters) <= multi_tensor.MAX_POINTERS for launch in kernel.launches)
-    check([case], rng)
+    cases = [updates(140), scaled(200)]  # with four of its own each, and two that all share; with three
+    for case in cases:
+        kernel = case.kernel
+        assert kernel is not None and len(kernel.launches) == 2
+        assert all(len(launch.parameters) <= multi_tensor.MAX_POINTERS for launch in kernel.launches)
+    check(cases, rng)
 
 
 def test_all_finite(rng: np.random.Generator) -> None:

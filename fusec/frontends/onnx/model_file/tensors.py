@@ -1,0 +1,272 @@
+"""Read TensorProtos as Literals: inline bytes, typed fields, sparse tensors, and external data (read lazily).
+
+For security, external data must be inside the model's folder: fusec opens no file elsewhere.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import weakref
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from onnx import SparseTensorProto, TensorProto
+
+from fusec.errors import ModelError, VerifyError
+from fusec.exporters.onnx_element_types import ELEMENT_TYPES
+from fusec.frontends.onnx.model_file.limits import require_constant
+from fusec.frontends.onnx.model_file.split_model import Place, TensorFiles, place_of
+from fusec.ir import HALVES, DType, Literal, TensorType
+from fusec.lowering.packing import code_bytes, from_codes
+from fusec.ops.spec import require
+from fusec.system.byte_ranges import ByteRanges
+from fusec.system.rounded_read import PART_BYTES, read_rounded
+
+DTYPES: dict[int, DType] = {number: dtype for dtype, number in ELEMENT_TYPES.items()}
+# the field that has the elements of a tensor without raw_data; all other types are packed in int32_data
+_FIELDS = {
+    DType.F32: "float_data",
+    DType.F64: "double_data",
+    DType.I64: "int64_data",
+    DType.U32: "uint64_data",
+    DType.U64: "uint64_data",
+}
+_TYPED = ("float_data", "int32_data", "int64_data", "double_data", "uint64_data", "string_data")
+
+
+def dtype_of(element_type: int) -> DType:
+    """Return the DType of an ONNX element type. Raises VerifyError if fusec lacks it."""
+    if element_type in DTYPES:
+        return DTYPES[element_type]
+    known = element_type in TensorProto.DataType.values()
+    name = TensorProto.DataType.Name(element_type).lower() if known else f"number {element_type}"
+    raise VerifyError(f"element type {name} is not supported")
+
+
+def shape_of(dims: Sequence[int]) -> tuple[int, ...]:
+    """Convert dims to a shape. Raises VerifyError if one is negative."""
+    require(all(d >= 0 for d in dims), f"negative dimension in shape {list(dims)}")
+    return tuple(dims)
+
+
+class Tensors:
+    """Read the tensors of one model. files: where external data is."""
+
+    def __init__(self, files: TensorFiles | None = None):
+        self._files = files or TensorFiles()
+        self._maps: dict[Path, mmap.mmap] = {}  # one map a file: each holds a file descriptor
+
+    def literal(self, tensor: TensorProto) -> Literal:
+        """Read a tensor. Raises VerifyError if its data does not fit its declared type."""
+        type = TensorType(shape_of(tensor.dims), dtype_of(tensor.data_type))
+        require(not tensor.HasField("segment"), "segmented tensors are not supported")
+        if (place := place_of(tensor, self._files)) is not None:
+            return self._own(place, type, tensor.name)
+        if tensor.data_location == TensorProto.EXTERNAL:
+            return self._external(tensor, type)
+        _require_one_field(tensor)
+        array = _packed(tensor, type) if type.dtype.is_narrow else _inline(tensor, type)
+        return Literal(type, lambda: array, tensor.name)
+
+    def sparse(self, tensor: SparseTensorProto) -> Literal:
+        """Read a sparse tensor as a dense literal.
+
+        Values and indices are checked now. The dense array is made when it is first read.
+        """
+        type = TensorType(shape_of(tensor.dims), dtype_of(tensor.values.data_type))
+        require_constant(type, "the dense form of a sparse tensor,")
+        values = self.literal(tensor.values).array.reshape(-1)
+        indices = self.literal(tensor.indices).array
+        require(indices.dtype == np.int64, f"indices of a sparse tensor are {indices.dtype}, not int64")
+        count = values.shape[0]
+        if indices.shape == (count, type.rank) and indices.ndim == 2:
+            inside = bool(((indices >= 0) & (indices < np.array(type.shape, np.int64))).all())
+            require(inside, f"an index of a sparse tensor is outside {list(type.shape)}")
+            flat = indices @ np.array(type.strides, np.int64)
+        else:
+            require(indices.shape == (count,), f"sparse tensor of {count} values, indices {list(indices.shape)}")
+            inside = bool(((indices >= 0) & (indices < type.size)).all())
+            require(inside, f"an index of a sparse tensor is outside its {type.size} elements")
+            flat = indices
+
+        def dense() -> np.ndarray[Any, Any]:
+            array = np.zeros(type.size, type.dtype.numpy)
+            array[flat] = values
+            return array.reshape(type.shape)
+
+        return Literal(type, dense, tensor.values.name)
+
+    def _own(self, place: Place, type: TensorType, name: str) -> Literal:
+        """Return the literal of data that is in the model's own bytes."""
+        need = code_bytes(type.size, type.dtype)
+        require(place.length == need, f"{type} takes {need} bytes, its data has {place.length}")
+        assert self._files.own is not None, "a place is in some bytes"
+        return Literal(type, _OwnData(self._files.own, place, type), name, keep=False)
+
+    def _external(self, tensor: TensorProto, type: TensorType) -> Literal:
+        """Return a literal that reads external data when it is needed. Raises VerifyError if its place is not valid."""
+        entries = {entry.key: entry.value for entry in tensor.external_data}
+        require("location" in entries, "external data without a location")
+        location = entries["location"]
+        require(
+            self._files.folder is not None,
+            f"external data in {location!r}, but the model was not given as a path: give its path, "
+            "or load the data first (onnx.load_external_data_for_model)",
+        )
+        assert self._files.folder is not None
+        path = _inside(self._files.folder, location)
+        offset = _number(entries.get("offset", "0"), "offset")
+        need = code_bytes(type.size, type.dtype)
+        length = _number(entries.get("length", str(need)), "length")
+        require(length == need, f"{type} takes {need} bytes, its external data in {location!r} has {length}")
+        size = path.stat().st_size
+        require(
+            offset + length <= size,
+            f"external data at bytes {offset} to {offset + length} of {location!r}, which has {size}",
+        )
+
+        def read() -> np.ndarray[Any, Any]:
+            if type.size == 0:
+                return np.empty(type.shape, type.dtype.numpy)
+            try:
+                raw = np.frombuffer(self._map(path), np.uint8, need, offset)
+                if type.dtype.is_narrow:
+                    return from_codes(raw, type.size, type.dtype).reshape(type.shape)
+                return raw.view(type.dtype.numpy).reshape(type.shape)
+            except (OSError, ValueError) as error:
+                raise ModelError(f"{path}: external data of {tensor_name!r}: {error}") from error
+
+        tensor_name = tensor.name
+        return Literal(type, read, tensor_name)
+
+    def _map(self, path: Path) -> mmap.mmap:
+        if path not in self._maps:
+            with path.open("rb") as file:
+                self._maps[path] = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        return self._maps[path]
+
+
+class _OwnData:
+    """Load data in the model's own bytes.
+
+    Calls return the same memory as long as an array of it is in use.
+    """
+
+    def __init__(self, data: ByteRanges, place: Place, type: TensorType):
+        self._data, self._place, self._type = data, place, type
+        self._last: weakref.ref[np.ndarray[Any, Any]] | None = None
+
+    def __call__(self) -> np.ndarray[Any, Any]:
+        owner = None if self._last is None else self._last()
+        if owner is None:
+            owner = self._read()
+            self._last = weakref.ref(owner)
+        return owner.view(self._type.dtype.numpy).reshape(self._type.shape)
+
+    def read_as(self, dtype: np.dtype[Any]) -> np.ndarray[Any, Any] | None:
+        """Return a new array of the data in another type; None for elements that share bytes."""
+        type = self._type
+        if type.dtype.bits < 8:
+            return None
+        with _reading():
+            made = read_rounded(self._data, self._place.offset, type.size, type.dtype.numpy, dtype)
+        return made.reshape(type.shape)
+
+    def parts(self) -> Iterator[memoryview]:
+        """Yield the bytes of the elements in order; a part is valid until the next one."""
+        if self._type.dtype.bits < 8:
+            yield self().reshape(-1).view(np.uint8).data
+            return
+        room = memoryview(bytearray(min(self._place.length, PART_BYTES)))
+        for start in range(0, self._place.length, PART_BYTES):
+            part = room[: min(PART_BYTES, self._place.length - start)]
+            with _reading():
+                self._data.read_into(part, self._place.offset + start)
+            yield part
+
+    def _read(self) -> np.ndarray[Any, Any]:
+        """Return an array that owns the memory of the elements."""
+        raw = np.empty(self._place.length, np.uint8)
+        with _reading():
+            self._data.read_into(raw.data, self._place.offset)
+        if self._type.dtype.bits >= 8:
+            return raw
+        elements = from_codes(raw, self._type.size, self._type.dtype)
+        return elements if elements.base is None else np.array(elements)
+
+
+@contextmanager
+def _reading() -> Generator[None]:
+    """Turn an OSError into a ModelError that names the file."""
+    try:
+        yield
+    except OSError as error:
+        where = error.filename or "the model"
+        raise ModelError(f"{where}: a weight cannot be read: {error.strerror}") from error
+
+
+def _inside(folder: Path, location: str) -> Path:
+    """Return the path of external data. Raises VerifyError if it is not a regular file inside `folder`."""
+    relative = Path(location)
+    outside = f"external data {location!r} is outside the model's folder"
+    require(bool(location) and "\0" not in location, f"external data at the location {location!r}")
+    require(not relative.is_absolute() and ".." not in relative.parts, outside)
+    root = folder.resolve()
+    try:
+        path = (root / relative).resolve(strict=True)
+    except (OSError, RuntimeError) as error:  # RuntimeError: a loop of symlinks
+        raise VerifyError(f"external data {location!r}: no such file in the model's folder") from error
+    require(path.is_relative_to(root), f"{outside} (through a symbolic link)")
+    require(path.is_file(), f"external data {location!r} is not a regular file")
+    require(
+        path.stat().st_nlink == 1,
+        f"external data {location!r} has several hard links, so it may be a file of another folder: copy it",
+    )
+    return path
+
+
+def _number(text: str, what: str) -> int:
+    require(text.isascii() and text.isdigit() and len(text) < 20, f"external data with the {what} {text!r}")
+    return int(text)
+
+
+def _require_one_field(tensor: TensorProto) -> None:
+    """Check that only one field has elements, because two could differ and readers use different ones.
+
+    Raises VerifyError if two fields have elements.
+    """
+    fields = [name for name in _TYPED if getattr(tensor, name)]
+    fields += ["raw_data"] if tensor.HasField("raw_data") else []
+    require(len(fields) <= 1, f"holds its elements twice, in {' and '.join(fields)}: keep one of them")
+
+
+def _packed(tensor: TensorProto, type: TensorType) -> np.ndarray[Any, Any]:
+    """Unpack the elements of a narrow type. ONNX packs two of 4 bits or four of 2 bits into a byte."""
+    if tensor.HasField("raw_data"):
+        codes = np.frombuffer(tensor.raw_data, np.uint8)
+    else:
+        codes = np.array(tensor.int32_data, np.int32).astype(np.uint8)
+    need = code_bytes(type.size, type.dtype)
+    require(len(codes) == need, f"{type} takes {need} bytes, its data has {len(codes)}")
+    return from_codes(codes, type.size, type.dtype).reshape(type.shape)
+
+
+def _inline(tensor: TensorProto, type: TensorType) -> np.ndarray[Any, Any]:
+    """Return a read-only array of the elements in the message itself."""
+    if tensor.HasField("raw_data"):
+        raw = tensor.raw_data
+        require(len(raw) == type.nbytes, f"{type} takes {type.nbytes} bytes, its data has {len(raw)}")
+        return np.frombuffer(raw, type.dtype.numpy).reshape(type.shape)
+    items = getattr(tensor, _FIELDS.get(type.dtype, "int32_data"))
+    require(len(items) == math.prod(type.shape), f"{type} takes {type.size} elements, its data has {len(items)}")
+    if type.dtype in _FIELDS:
+        wide = np.array(items, np.uint64 if type.dtype is DType.U32 else type.dtype.numpy)
+        return wide.astype(type.dtype.numpy, copy=False).reshape(type.shape)
+    packed = np.array(items, np.int32)
+    if type.dtype in HALVES:
+        return packed.astype(np.uint16).view(type.dtype.numpy).reshape(type.shape)
+    return packed.astype(type.dtype.numpy).reshape(type.shape)

@@ -1,0 +1,1 @@
+"""Generate kernels for batch norm in training, whose statistics are taken over the batch."""

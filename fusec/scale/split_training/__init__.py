@@ -1,1 +1,0 @@
-"""Divide a training step at its gradients, which several workers exchange."""

@@ -1,0 +1,1 @@
+"""Speak HTTP in the front ends, which pass requests to workers."""
