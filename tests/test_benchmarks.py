@@ -29,6 +29,7 @@ from test_runtime import executable
 import fusec
 from benchmarks.checks import fuzz_results, gpu_evidence, model_sample, onnx_suite, quantized_rounding
 from benchmarks.common.attempt import TooLongError, within
+from benchmarks.common.live_rows import LiveRows
 from benchmarks.common.result_files import KEYS, ROOT, merge, parser, write_row
 from benchmarks.common.step_pairs import NamedStep, named_steps, step_pairs, table
 from benchmarks.kernels import fusion_penalties, leave_one_out, packed_products
@@ -496,6 +497,18 @@ def test_the_sample_compares_each_call() -> None:
     x = _Tensor()
     assert model_sample._errors(_Called(), [x], [x, x], 1) == [0.0, 0.0]
     assert model_sample._errors(_Called(), [x], [x, x], 2) == [0.0, 0.0, 0.0, 1.0]
+
+
+def test_the_sample_refuses_a_model_whose_output_is_constant() -> None:
+    varied = np.arange(6, dtype=np.float32).reshape(2, 3)
+    model_sample.refuse_constants([varied, np.ones(1, np.float32), np.ones((0, 3), np.float32)])
+    with pytest.raises(ValueError, match=r"each element of output 1 of the model is 0\.0"):
+        model_sample.refuse_constants([varied, np.zeros_like(varied)])
+
+
+def test_small_errors_are_not_printed_as_zeros(capsys: pytest.CaptureFixture[str]) -> None:
+    LiveRows(None, "", {}, ())("ok", {}, error=8.7e-07, none=0.0, ms=12.345678)
+    assert "{'error': 8.7e-07, 'none': 0.0, 'ms': 12.3457}" in capsys.readouterr().out
 
 
 def test_slices_of_the_sample_hold_each_model_once() -> None:

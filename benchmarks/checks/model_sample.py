@@ -1,7 +1,8 @@
 """Check a sample of 60 exported models: each must compile, be right, and leave no work to references.
 
 Usage, with torch, torchvision, timm, transformers and onnxscript:
-    python -m benchmarks.checks.model_sample [--target h200 | --target auto] [--processes 2] [--slice 1/4] [MODEL ...]
+    python -m benchmarks.checks.model_sample [--target h200 | --target auto] [--tune none] [--processes 2]
+        [--slice 1/4] [MODEL ...]
 Without a GPU the programs of the target run in simulation. `--target auto` runs them on this machine's GPU; the third
 call of each program, which replays its capture, is compared, too. The models are small and have random weights. Their
 outputs are compared with torch's on the CPU, which are fp32.
@@ -40,6 +41,7 @@ class Check:
 
     target: str = "h200"
     precision: str = "fp32"
+    tune: str = "none"
     seconds: float = 600.0
 
 
@@ -69,6 +71,7 @@ def _measured(source: str, name: str, how: Check) -> dict[str, Any]:
     _randomise(model.eval())
     with torch.no_grad(), tempfile.TemporaryDirectory() as folder:
         wanted = torch.utils._pytree.tree_leaves(model(*inputs))
+        refuse_constants([x.numpy() for x in wanted])
         file = str(Path(folder) / "model.onnx")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch's own
@@ -76,7 +79,7 @@ def _measured(source: str, name: str, how: Check) -> dict[str, Any]:
         exported = time.perf_counter()
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
-            executable = fusec.compile(file, target=how.target, precision=how.precision, tune="none")
+            executable = fusec.compile(file, target=how.target, precision=how.precision, tune=how.tune)
             errors = _errors(executable, inputs, wanted, CALLS_ON_GPU if how.target == "auto" else 1)
     programs = _programs(executable)
     left = sorted({part for program in programs for part in _references(program)})
@@ -104,6 +107,15 @@ def _errors(executable: Any, inputs: Sequence[Any], wanted: Sequence[Any], calls
         results = [results] if not isinstance(results, tuple | list) else list(results)
         errors += [relative_l2(np.asarray(a), b.numpy()) for a, b in zip(results, wanted, strict=True)]
     return errors
+
+
+def refuse_constants(outputs: Sequence[Any]) -> None:
+    """Refuse a model with an output whose elements are all equal, because almost any mistake would leave it right."""
+    for i, output in enumerate(outputs):
+        if output.size > 1 and (output == output.flat[0]).all():
+            raise ValueError(
+                f"each element of output {i} of the model is {output.flat[0]}: give its layers other weights"
+            )
 
 
 def _randomise(model: Any) -> None:
@@ -178,6 +190,7 @@ def main() -> int:
     options.add_argument("models", nargs="*", help="names of models; all if none is given")
     options.add_argument("--target", default=Check.target, help="auto: the GPU of this machine")
     options.add_argument("--precision", default=Check.precision, choices=TOLERANCE)
+    options.add_argument("--tune", default=Check.tune, choices=("none", "quick", "full"), help="none: time nothing")
     options.add_argument("--seconds", type=float, default=Check.seconds, help="limit for one model")
     options.add_argument("--processes", type=int, default=max(1, (os.cpu_count() or 2) // 2))
     options.add_argument("--slice", type=part_of_all, default=(1, 1), metavar="I/N", help="only the Ith of N slices")
@@ -189,7 +202,7 @@ def main() -> int:
     from benchmarks.checks.sample_models import MODELS
 
     pairs = chosen(MODELS, given.models, given.slice)
-    how = Check(given.target, given.precision, given.seconds)
+    how = Check(given.target, given.precision, given.tune, given.seconds)
     output = given.output.with_name(ON_GPU) if how.target == "auto" else given.output
     rows = LiveRows(output, given.commit, _machine(how.target), KEYS[output.name])
     bad = 0

@@ -37,7 +37,7 @@ class LiveRows:
         name: what is printed before the figures.
         row: the keys and values that identify the row; empty: the figures are printed alone.
         """
-        shown = {key: round(value, 4) if isinstance(value, float) else value for key, value in figures.items()}
+        shown = {key: _short(value) if isinstance(value, float) else value for key, value in figures.items()}
         with self._lock:
             print(f"{time.perf_counter() - self._start:6.1f} s  {name}: {shown}", flush=True)
             if self._output and row:
@@ -65,3 +65,8 @@ class LiveRows:
         if any(data.get(name) != value for name, value in self._machine.items()):
             return None
         return next((row for row in data["rows"] if self._case(row) == case), None)
+
+
+def _short(value: float) -> float:
+    """Round to four decimals, or to two digits what would be 0: an error of 1e-6 is not an exact result."""
+    return round(value, 4) or float(f"{value:.1e}")

@@ -174,7 +174,7 @@ class Source:
     def interface(self) -> tuple[tuple[Declaration, ...], tuple[Declaration, ...]]:
         """Return inputs and outputs as the model declares them.
 
-        Raises ModelError if an input or output is not a tensor.
+        Raises ModelError if an input is not a tensor.
         """
         if isinstance(self._model, Graph):
             graph = self._model

@@ -32,6 +32,9 @@ def without_fast_paths(program: Any) -> Any:
     loss = torch.ops.aten.cross_entropy_loss.default
     if any(node.target is loss and _smooths_labels(node) for node in calls):
         fused[loss] = smoothed_cross_entropy
+    unsqueeze = torch.ops.aten.unsqueeze.default
+    if any(node.target is unsqueeze and node.meta["val"].is_complex() for node in calls):
+        fused[unsqueeze] = complex_unsqueeze
     fused |= precise_ops()
     for node in calls:
         _require_exact(node)
@@ -60,6 +63,15 @@ def _require_exact(node: Any) -> None:
         raise ValueError(f"{node.name}: `divisor_override` of an average pool is not supported")
     if node.target is torch.ops.aten.scatter_reduce.two and "mean" in (*node.args[4:], *node.kwargs.values()):
         raise ValueError(f"{node.name}: the mean of what is scattered is not supported")
+
+
+def complex_unsqueeze(x: Any, dim: int) -> Any:
+    """Compute `torch.unsqueeze` of complex numbers, for which the exporter has no function; it has one for views."""
+    if not x.is_complex():
+        return NotImplemented
+    shape = list(x.shape)
+    shape.insert(dim if dim >= 0 else dim + x.dim() + 1, 1)
+    return x.view(shape)
 
 
 def dot_product_attention(

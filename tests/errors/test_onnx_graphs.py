@@ -47,8 +47,7 @@ def test_unsupported_ops_are_listed_all_at_once() -> None:
     ("op", "domain", "words"),
     [
         ("StringConcat", "", "fusec has no strings"),
-        ("SVMClassifier", "ai.onnx.ml", "run this one in onnxruntime"),
-        ("ZipMap", "ai.onnx.ml", "zipmap=False"),
+        ("TfIdfVectorizer", "ai.onnx.ml", "run this one in onnxruntime"),
         ("Mine", "me", "define it as a function of the model"),
     ],
 )
@@ -386,7 +385,11 @@ def test_two_functions_of_one_name() -> None:
 def test_function_of_another_opset() -> None:
     function = _function("F", [node("Relu", ["x"], ["y"])])
     function.opset_import[0].version = 13
-    fails(_calling([function], "F"), "function me.F is written in opset 13 of domain '', the model in 21")
+    fails(
+        _calling([function], "F"),
+        "function me.F is written in opset 13 of domain '', the model in 21, where ",
+        " is another op",
+    )
 
 
 def test_call_with_too_many_operands() -> None:

@@ -243,3 +243,22 @@ def test_a_running_product_along_a_symbolic_dim_is_refused() -> None:
     program = torch.export.export(Net(), (torch.rand(2, 5),), dynamic_shapes={"x": {1: torch.export.Dim("n")}})
     with pytest.raises(fusec.ModelError, match="along a symbolic dim is not supported"):
         fusec.from_torch(program)
+
+
+class _Rotated(torch.nn.Module):
+    """A rotary embedding as products of complex numbers, whose angles get dims for the batch and the heads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        angles = torch.outer(torch.arange(5.0), torch.tensor([1.0, 0.1]))
+        self.register_buffer("turns", torch.polar(torch.ones_like(angles), angles))
+
+    def forward(self, x: Any) -> Any:
+        pairs = torch.view_as_complex(x.reshape(*x.shape[:-1], -1, 2))
+        turned = torch.view_as_real(pairs * self.turns[None, :, None]).flatten(3)
+        return turned.unsqueeze(-1) + x.unsqueeze(-1)  # real tensors are unsqueezed, too
+
+
+def test_complex_angles_are_unsqueezed() -> None:
+    x = torch.randn(2, 5, 3, 4)
+    check_agree(compiled_alone(_Rotated().eval(), (x,), {}), _Rotated()(x))

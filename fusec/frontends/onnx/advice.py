@@ -9,11 +9,11 @@ _OLD = "onnx.version_converter writes it as a newer op"
 _OPS: Mapping[str, str] = {
     **dict.fromkeys(("RegexFullMatch", "StringConcat", "StringNormalizer", "StringSplit"), _STRINGS),
     **dict.fromkeys(("Scatter", "Upsample"), _OLD),
-    "ZipMap": "fusec has no maps: convert the model without it (zipmap=False)",
     "ImageDecoder": "fusec reads no image files: decode them before the model, or give a Python function (custom_ops)",
 }
 _DOMAINS: Mapping[str, str] = {
     "ai.onnx.ml": "of classical models, fusec runs what computes with numbers: run this one in onnxruntime",
+    "com.microsoft.nchwc": "onnxruntime writes it for one kind of CPU: optimise with ORT_ENABLE_EXTENDED instead",
     "ai.onnx.preview.training": "fusec makes training steps of graphs itself (fusec.grad, docs/training.md)",
 }
 _UNKNOWN = (

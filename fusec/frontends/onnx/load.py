@@ -24,7 +24,7 @@ from fusec.errors import ModelError, VerifyError
 from fusec.frontends.custom_ops import DEFAULT_DOMAINS, CustomOp, CustomOps, qualified
 from fusec.frontends.onnx.importer import Bound, Importer
 from fusec.frontends.onnx.model_file.functions import all_nodes, inlined
-from fusec.frontends.onnx.model_file.inputs import tensor_type
+from fusec.frontends.onnx.model_file.inputs import element_type, tensor_type
 from fusec.frontends.onnx.model_file.split_model import TensorFiles, split
 from fusec.frontends.onnx.model_file.structure import GRAPHS, constants, draws, node_names, ordered, report
 from fusec.frontends.onnx.tables import OLDEST_OPSET, newest_versions, unsupported
@@ -149,12 +149,15 @@ Port = tuple[str, DType | None, tuple[int | str, ...] | None]  # name, dtype and
 
 
 def declared(model: ModelProto, file: str) -> tuple[list[Port], list[Port]]:
-    """Return the declared inputs (without initializers) and outputs. Raises ModelError if one is not a tensor."""
+    """Return the declared inputs (without initializers) and outputs. Raises ModelError if an input is not a tensor.
+
+    An output that is a sequence, or has no type, has neither dtype nor dims: the import computes them.
+    """
     _check_type(model)
     problems: list[str] = []
 
     def port(kind: str, value: ValueInfoProto) -> Port:
-        if kind == "output" and value.type.WhichOneof("value") is None:
+        if kind == "output" and element_type(value.type).WhichOneof("value") != "tensor_type":
             return value.name, None, None
         try:
             dtype, dims = tensor_type(value)

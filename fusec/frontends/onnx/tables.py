@@ -45,7 +45,6 @@ REVIEWED_OPSET = 28  # newest opset whose op versions were compared with TABLE
 _IN_ANY_OPSET = {"LayerNormalization": 17}
 CLASSICAL = "ai.onnx.ml"
 MICROSOFT = "com.microsoft"
-BLOCKED = "com.microsoft.nchwc"  # whose weights are in blocks as long as a CPU's vectors
 # Ops of onnxruntime's own domain, by the version of ONNX's op of the same name that they are equal to.
 EQUAL_TO_ONNX: Mapping[tuple[str, str], int] = {
     (MICROSOFT, "DequantizeLinear"): 21,
@@ -171,8 +170,6 @@ def _described(domain: str, op: str, opsets: Mapping[str, int]) -> str:
     opset = opsets.get("", 0)
     if domain not in DEFAULT_DOMAINS:
         version = f"version {opsets[domain]}" if domain in opsets else "which the model does not import"
-        if domain == BLOCKED:
-            version += ", which onnxruntime writes for one kind of CPU: optimise with ORT_ENABLE_EXTENDED instead"
         return f"op {printable(domain)}.{printable(op)} (domain {domain!r}, {version})"
     schema = schema_of(op, opset)
     if schema is None:

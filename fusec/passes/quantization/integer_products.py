@@ -97,8 +97,12 @@ def integer_convolution(graph: Graph, node: Node) -> Value | None:
         raise NoMatch("its image has a scale for each channel", image.q)
     if filters.scale.axis not in (None, 0) or filters.zero.axis not in (None, 0):
         raise NoMatch("its weights have scales along another axis than the filters'", filters.q)
-    zero, weight = _signed_zero(image), centred(graph, filters, node)
-    x = signed(graph, image.q, node)
+    zero = _signed_zero(image)
+    if any(op.pads) and not -128 <= zero <= 127:
+        raise NoMatch(
+            f"its zero point {image.zero.number:g}, with which it is padded, is no number of its type", image.q
+        )
+    weight, x = centred(graph, filters, node), signed(graph, image.q, node)
     if zero and any(op.pads):
         n = len(op.strides)
         pads = (0, 0, *op.pads[:n], 0, 0, *op.pads[n:])

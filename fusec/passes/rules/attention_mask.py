@@ -74,7 +74,8 @@ def _added(a: Array, b: Array) -> Array:
 def _with_lead(make: Maker, term: Term, lead: tuple[int, int]) -> Value:
     """Reshape a value that broadcasts with the scores to broadcast with the scores of four dims.
 
-    Several dims may form the batch, as images and windows do. A mask that has only some of them is repeated.
+    Several dims may form the batch, as images and windows do. A mask that has only some of them is repeated. A constant
+    is repeated now, or in each call if its copies are large.
     """
     value, shape = term.value, term.value.type.shape
     if term.lead == lead or len(shape) <= 2:
@@ -90,10 +91,8 @@ def _with_lead(make: Maker, term: Term, lead: tuple[int, int]) -> Value:
     wanted, whole = (*map(prod, filled), *own[-2:]), (*filled[0], *filled[1], *own[-2:])
     if whole == own:
         return make(Reshape(wanted), value)
-    if value.literal is None:
+    if value.literal is None or prod(wanted) * value.type.dtype.itemsize > MASK_BYTES:
         return make(Reshape(wanted), make(Expand(whole), make(Reshape(own), value)))
-    if prod(wanted) * value.type.dtype.itemsize > MASK_BYTES:
-        raise NoMatch(f"a mask of shape {list(shape)} that is large if it is repeated", value)
     repeated = TensorType(wanted, value.type.dtype)
     return make.keep(derive(make.graph, make.before, repeated, [value.literal], _Repeated(own, whole), value.literal))
 

@@ -12,6 +12,13 @@ from fusec.ops import Pointwise
 from fusec.testing.error_bounds.op_rounding import POLES, never_zero
 from fusec.testing.error_bounds.perturbed import SAFETY, Samples
 
+# Ops that square what they read, and whose results are small again.
+_NORMS = frozenset(
+    (
+        *("instance_norm", "group_norm", "layer_norm", "rms_norm", "lrn", "batch_norm_train", "channel_sums"),
+        *("batch_norm_backward", "layer_norm_backward"),
+    )
+)
 MAX = {d: float(ml_dtypes.finfo(d.numpy).max) for d in DType if d.is_float}
 
 
@@ -42,9 +49,14 @@ def overflow(
     if never_zero(node.op) and (np.abs(plain) < 1e-290).any():
         vanished = (np.abs(plain) < 1e-290) & ~np.isneginf(operands[0])  # subnormal in float64, or less
         samples[1::2] = [np.where(vanished, 1e-290, s) for s in samples[1::2]]
-    if squares and most > 1e18 and ((np.abs(plain) > 1e18) & np.isfinite(plain)).any():
-        # squares inside the op overflow fp32
+    squared = [plain, *operands] if node.op.name in _NORMS else [plain]
+    if squares and any(map(_overflows_squared, squared)):
         samples[::2] = [np.full_like(s, np.nan) for s in samples[::2]]
+
+
+def _overflows_squared(numbers: HostArray) -> bool:
+    """Tell if the square of a number, or the sum of some, overflows fp32."""
+    return numbers.dtype.kind == "f" and bool(((np.abs(numbers) > 1e18) & np.isfinite(numbers)).any())
 
 
 def _finite(node: Node, plain: HostArray, operands: list[HostArray]) -> HostArray | None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 from frontends.onnx.models import info, model, run
 from helpers import assert_close
@@ -24,6 +25,20 @@ NUMBERS = np.array([[3, 1], [7, 3]], np.int64)
 LINE = {"coefficients": [0.5, -1.0, 0.25, 1.0, 2.0, -0.5], "intercepts": [0.1, -0.2]}
 KERNEL = {"coefficients": [0.5, -0.25], "rho": [0.3], "n_supports": 2, "kernel_params": [0.5, 0.1, 2.0]}
 SUPPORT = {**KERNEL, "support_vectors": [0.1, 0.2, 0.3, -1.0, 0.5, 0.0]}
+MACHINE = {
+    "coefficients": [0.5, 1.0, -0.25, 0.75, -1.0, 0.125, -0.5, 2.0], "rho": [0.3, -0.2, 0.05],
+    "vectors_per_class": [1, 2, 1],
+    "support_vectors": np.linspace(-1, 1, 12).round(2).tolist(), "kernel_params": [0.5, 0.1, 2.0], "kernel_type": "RBF",
+    "classlabels_ints": [3, 5, 9],
+}  # fmt: skip
+PAIR = {
+    **MACHINE, "coefficients": [0.5, 1.0, -0.25, -1.5], "rho": [0.3], "vectors_per_class": [2, 2],
+    "classlabels_ints": [4, 9],
+}  # fmt: skip
+LINES = {
+    "coefficients": [*LINE["coefficients"], 1.0, 0.0, -1.0], "rho": [0.1], "kernel_params": [0.0, 0.0, 0.0],
+    "kernel_type": "LINEAR", "classlabels_ints": [3, 5, 9],
+}  # fmt: skip
 CASES: dict[str, tuple[str, list[np.ndarray], dict[str, Any]]] = {
     "scaler": ("Scaler", [X], {"offset": [1.0, 2.0, 3.0], "scale": [2.0, 0.5, 1.0]}),
     "scaler of integers": ("Scaler", [NUMBERS], {"offset": [1.0], "scale": [0.5]}),
@@ -47,9 +62,14 @@ CASES: dict[str, tuple[str, list[np.ndarray], dict[str, Any]]] = {
     "svm of polynomials": ("SVMRegressor", [X], {**SUPPORT, "kernel_type": "POLY"}),
     "svm of sigmoids": ("SVMRegressor", [X], {**SUPPORT, "kernel_type": "SIGMOID"}),
     "svm of lines": ("SVMRegressor", [X], {**SUPPORT, "kernel_type": "LINEAR"}),
+    "classifying svm": ("SVMClassifier", [X], MACHINE),
+    "classifying svm of lines": ("SVMClassifier", [X], {**MACHINE, "kernel_type": "LINEAR"}),
+    "classifying svm with softmax": ("SVMClassifier", [X], {**MACHINE, "post_transform": "SOFTMAX"}),
+    "classifying svm of two": ("SVMClassifier", [X], PAIR),
+    "classifying svm without vectors": ("SVMClassifier", [X], LINES),
     "svm of one class": ("SVMRegressor", [X], {**SUPPORT, "kernel_type": "RBF", "one_class": 1}),
 }
-OUTPUTS = {"LinearClassifier": 2, "TreeEnsembleClassifier": 2}
+OUTPUTS = {"LinearClassifier": 2, "SVMClassifier": 2, "TreeEnsembleClassifier": 2}
 
 
 def classical_model(op: str, arrays: Sequence[np.ndarray], attributes: dict[str, Any]) -> onnx.ModelProto:
@@ -81,9 +101,8 @@ def test_as_onnxruntime(name: str) -> None:
 
 
 def test_every_op_has_a_case() -> None:
-    assert {op for op, _, _ in CASES.values()} | {"TreeEnsembleClassifier", "TreeEnsembleRegressor"} == {
-        *classical.TABLE
-    }
+    others = {"TreeEnsembleClassifier", "TreeEnsembleRegressor", "ZipMap"}
+    assert {op for op, _, _ in CASES.values()} | others == {*classical.TABLE}
 
 
 def forest(rng: np.random.Generator, prefix: str, classes: Sequence[int], mode: str = "BRANCH_LEQ") -> dict[str, Any]:
@@ -203,9 +222,84 @@ def test_faulty_trees_are_refused(name: str, number: int | None, words: str, rng
     assert words in str(caught.value)
 
 
-def test_maps_of_a_classifier_are_refused_with_the_remedy() -> None:
+@pytest.mark.parametrize(("classes", "given"), [(2, PAIR), (3, MACHINE)])
+def test_an_svm_joins_probabilities_of_pairs(classes: int, given: dict[str, Any]) -> None:
+    """They minimise the sum of (p_i r_ji - p_j r_ij)^2. onnxruntime stops at an error of 0.005 / classes."""
+    slopes, offsets = [-2.0, -1.0, 0.5][: len(given["rho"])], [0.1, -0.2, 0.3][: len(given["rho"])]
+    proto = classical_model("SVMClassifier", [X], {**given, "prob_a": slopes, "prob_b": offsets})
+    label, got = fusec.compile(proto, target="cpu").run(None, {"x0": X})
+    wanted_label, close = run(proto, {"x0": X})
+    scores = run(classical_model("SVMClassifier", [X], given), {"x0": X})[1].astype(np.float64)
+    first = 1 / (1 + np.exp(scores[:, -len(slopes) :] * slopes + offsets))
+    wanted = [_joined(row, classes) for row in first]
+    assert (label == wanted_label).all()
+    assert_close(got, np.array(wanted), 1e-6)
+    assert_close(got, close, 5e-3)
+
+
+def test_an_svm_joins_probabilities_that_agree() -> None:
+    """All pairs are even, so all probabilities are, and p' Q p is 0 there."""
+    even = {"prob_a": [0.0] * 3, "prob_b": [0.0] * 3}
+    proto = classical_model("SVMClassifier", [X], {**MACHINE, **even})
+    _, got = fusec.compile(proto, target="cpu").run(None, {"x0": X})
+    assert_close(got, np.full((4, 3), 1 / 3), 1e-6)
+
+
+def _joined(first: np.ndarray, classes: int) -> np.ndarray:
+    """Solve for the probabilities of one row in f64. first: probability of the first class of each pair."""
+    beats = np.zeros((classes, classes))
+    beats[np.triu_indices(classes, 1)] = first
+    beats += np.tril(1 - beats.T, -1)
+    matrix = np.diag((beats**2).sum(0)) - beats * beats.T
+    solved = np.linalg.solve(matrix + 1, np.ones(classes))  # with a sum of 1, the 1 does not move the minimum
+    return solved / solved.sum()
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"vectors_per_class": [2, 2]}, "vectors of 2 classes for 3 labels"),
+        ({"rho": [0.1]}, "1 offsets for 3 pairs"),
+        ({"coefficients": [0.5]}, "1 coefficients for 4 support vectors of 3 classes"),
+        ({"support_vectors": [0.5]}, "1 numbers for 4 support vectors of 3 features"),
+        ({"prob_a": [0.5], "prob_b": [0.5]}, "1 slopes for 3 pairs"),
+        ({"kernel_type": "OTHER"}, "kernel_type 'OTHER' is not known"),
+        ({**PAIR, "post_transform": "LOGISTIC"}, "post_transform 'LOGISTIC' of two classes"),
+    ],
+)
+def test_faulty_machines_are_refused(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(ModelError, match="node 'n'") as caught:
+        load(classical_model("SVMClassifier", [X], {**MACHINE, **changes}))
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("shapes", [{}, {"x0": ("n", 3)}], ids=["known", "dynamic"])
+@pytest.mark.parametrize("labels", [{"classlabels_int64s": [0, 1]}, {"classlabels_strings": ["no", "yes"]}])
+def test_maps_of_a_classifier_stay_one_tensor(labels: dict[str, Any], shapes: dict[str, Any]) -> None:
+    proto = _with_maps(labels)
+    if shapes:
+        proto.graph.input[0].type.tensor_type.shape.dim[0].dim_param = "n"
+    names = ", ".join(map(str, *labels.values()))
+    with pytest.warns(UserWarning, match=f"node 'zip': the scores are one tensor .* classes {names}"):
+        exe = fusec.compile(proto, target="cpu", shapes={"n": "4..8"} if shapes else None)
+    label, scores = exe.run(None, {"x0": X})
+    session = onnxruntime.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
+    results: Any = session.run(None, {"x0": X})
+    wanted_label, maps = results
+    assert (label == wanted_label).all()
+    assert_close(scores, np.array([list(row.values()) for row in maps], np.float32), 1e-6)
+
+
+def _with_maps(labels: dict[str, Any]) -> onnx.ModelProto:
     proto = classical_model("LinearClassifier", [X], {**LINE, "classlabels_ints": [0, 1]})
-    maps = helper.make_map_type_proto(TensorProto.INT64, helper.make_tensor_type_proto(TensorProto.FLOAT, []))
+    proto.graph.node.append(helper.make_node("ZipMap", ["y1"], ["z"], name="zip", domain="ai.onnx.ml", **labels))
+    key = TensorProto.STRING if "classlabels_strings" in labels else TensorProto.INT64
+    maps = helper.make_map_type_proto(key, helper.make_tensor_type_proto(TensorProto.FLOAT, []))
+    proto.graph.output[1].name = "z"
     proto.graph.output[1].type.CopyFrom(helper.make_sequence_type_proto(maps))
-    with pytest.raises(ModelError, match="zipmap=False"):
-        load(proto)
+    return proto
+
+
+def test_maps_of_another_number_of_classes_are_refused() -> None:
+    with pytest.raises(ModelError, match=r"node 'zip'.*3 labels for f32"):
+        load(_with_maps({"classlabels_int64s": [0, 1, 2]}))

@@ -183,8 +183,11 @@ def test_other_ops_of_microsofts_domain_are_refused() -> None:
 
 def test_ops_for_one_kind_of_cpu_are_refused_with_advice() -> None:
     proto = model([node("Conv", ["x", "x"], ["y"], name="m", domain="com.microsoft.nchwc")], [X], ["y"])
-    with pytest.raises(ModelError, match=r"com.microsoft.nchwc.Conv .*optimise with ORT_ENABLE_EXTENDED instead"):
+    with pytest.raises(
+        ModelError, match=r"com.microsoft.nchwc.Conv .*optimise with ORT_ENABLE_EXTENDED instead"
+    ) as caught:
         load(proto)
+    assert "custom_ops" not in str(caught.value), "no Python function can know how the weights are blocked"
 
 
 # what is unrolled --------------------------------------------------------------------------------------------------

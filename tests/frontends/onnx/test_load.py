@@ -378,3 +378,18 @@ def test_the_mean_of_no_integers_is_refused() -> None:
     inputs = [info("x", [0, 4], TensorProto.INT32)]
     with pytest.raises(ModelError, match="mean of no i32"):
         load(model([node("ReduceMean", ["x", "axes"], ["y"])], inputs, ["y"], {"axes": np.array([0])}))
+
+
+def test_functions_of_another_opset_that_has_the_same_ops() -> None:
+    """skl2onnx writes imputers so, the functions in opset 21 and the model in 22. onnxruntime takes them, too."""
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [3])
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, [3])
+    body = [helper.make_node("Sigmoid", ["x"], ["s"]), helper.make_node("Mul", ["x", "s"], ["y"])]
+    function = helper.make_function("me", "F", ["x"], ["y"], body, [helper.make_opsetid("", 17)])
+    graph = helper.make_graph([helper.make_node("F", ["x"], ["y"], domain="me")], "g", [x], [y])
+    opsets = [helper.make_opsetid("", 21), helper.make_opsetid("me", 1)]
+    proto = helper.make_model(graph, opset_imports=opsets, functions=[function], ir_version=10)
+    values = np.array([-1.0, 0.5, 2.0], np.float32)
+    got = evaluate(load(proto), {"x": values})["y"]
+    assert_close(got, values / (1 + np.exp(-values.astype(np.float64))), 1e-6)
+    assert proto.functions[0].opset_import[0].version == 17, "the caller's model stays as it was"

@@ -106,3 +106,29 @@ def test_a_scale_in_32_bits_means_its_decimal_number(scale: str, rounding: str, 
         "round_prefer_ceil": lambda a: math.floor(a + half),
     }[rounding]
     assert got.tolist() == [min(max(exact(a), 0), size - 1) for a in at]
+
+
+@pytest.mark.parametrize(("dtype", "lowest"), [(TensorProto.UINT8, 0), (TensorProto.INT8, -128)], ids=["u8", "i8"])
+@pytest.mark.parametrize("scale", [2.0, 0.5])
+def test_a_linear_resize_of_8_bits_rounds_towards_zero(
+    dtype: int, lowest: int, scale: float, rng: np.random.Generator
+) -> None:
+    """Quantised models of onnxruntime in QOperator form have it. Weights are powers of two, so nothing else rounds."""
+    x = rng.integers(lowest, lowest + 256, (1, 2, 8, 8)).astype(helper.tensor_dtype_to_np_dtype(dtype))
+    proto = resize(x.shape, (1, 1, scale, scale), dtype, mode="linear")
+    (want,) = run(proto, {"x": x})
+    got = fusec.compile(proto, target="h200", tune="none")(x)
+    assert np.asarray(got).dtype == x.dtype
+    np.testing.assert_array_equal(got, want)
+
+
+def test_a_linear_resize_of_8_bits_leaves_an_even_image_even() -> None:
+    """onnxruntime gives 99 in some places, where its weights add up to less than one."""
+    x = np.full((1, 1, 8, 8), 100, np.uint8)
+    got = evaluate(load(resize(x.shape, (1, 1, 1.5, 2.625), TensorProto.UINT8, mode="linear")), {"x": x})["y"]
+    assert (got == 100).all()
+
+
+def test_a_linear_resize_of_wide_integers_is_refused() -> None:
+    with pytest.raises(ModelError, match="linear resize of i64"):
+        load(resize((1, 1, 4, 4), (1, 1, 2, 2), TensorProto.INT64, mode="linear"))

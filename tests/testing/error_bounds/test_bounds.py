@@ -311,6 +311,17 @@ def test_overflow_of_the_dtype_is_unchecked() -> None:
         assert not differs(evaluate(graph, {"x": np.array([255, 256, 300], np.float16)}), right)
 
 
+def test_a_norm_of_numbers_whose_squares_overflow_is_unchecked() -> None:
+    """An execution squares them in fp32. Smaller numbers are checked."""
+    weight = "%w = constant [1.0, 1.0, 1.0] : f32[3]"
+    graph = graph_of(
+        f"{weight}\n%y = rms_norm(%x, %w) {{axis=-1, epsilon=1e-05}} : f32[1,3]\nreturn %y", "%x: f32[1,3]"
+    )
+    for number, is_checked in ((-1e35, False), (-1e15, True)):
+        right = allowed(graph, {"x": np.array([[1.0, 2.0, number]], np.float32)}, execution())
+        assert np.isfinite(right["y"].bound).all() == is_checked
+
+
 def test_row_that_overflows_next_to_a_mask_is_unchecked_on_a_gpu() -> None:
     """-90000 becomes -inf in f16, and the softmax of a row of -inf is NaN."""
     body = (

@@ -13,6 +13,8 @@ from fusec.ir import DType, Literal, Value
 from fusec.ops import Cast, Concat, Gather, Reduce, pw
 from fusec.ops.spec import require
 
+SHOWN = 8  # labels in a message
+
 
 def floats(g: Emitter, numbers: Sequence[float]) -> Value:
     return g.constant(np.array(numbers, np.float32))
@@ -101,6 +103,22 @@ def _numbers(given: Mapping[str, Any], name: str) -> np.ndarray:
     return np.array(integers, np.int64) if integers else np.array(given.get(f"{name}_floats", ()), np.float32)
 
 
+def zip_map(
+    g: Emitter,
+    scores: Value,
+    /,
+    *,
+    classlabels_int64s: tuple[int, ...] = (),
+    classlabels_strings: tuple[str, ...] = (),
+) -> Value:
+    """Import ZipMap as nothing, because fusec has no maps: the scores stay one tensor, a column for each class."""
+    labels = classlabels_int64s or classlabels_strings
+    require(len(labels) == scores.type.shape[-1], f"{len(labels)} labels for {scores.type}")
+    shown = ", ".join(map(str, labels[:SHOWN])) + (", ..." if len(labels) > SHOWN else "")
+    g.note(f"the scores are one tensor and not a map for each row; its columns are the classes {shown}")
+    return scores
+
+
 TABLE: Mapping[str, OpFunction] = {
     "ArrayFeatureExtractor": array_feature_extractor,
     "Binarizer": binarizer,
@@ -110,4 +128,5 @@ TABLE: Mapping[str, OpFunction] = {
     "Normalizer": normalizer,
     "OneHotEncoder": one_hot_encoder,
     "Scaler": scaler,
+    "ZipMap": zip_map,
 }

@@ -56,6 +56,8 @@ def _difference(declared: ValueInfoProto, value: ModelValue) -> tuple[str, DType
     if isinstance(value, TensorList):
         require(kind == "sequence_type", f"the model declares {name!r} as {kind}, but it is a sequence")
         return "", None
+    if declared.type.sequence_type.elem_type.WhichOneof("value") == "map_type":
+        return "", None  # ZipMap makes maps of scores, which stay a tensor
     dtype, dims = tensor_type(declared)
     agrees = dims is None or (
         len(dims) == value.type.rank

@@ -1,11 +1,11 @@
-"""Inline the functions of a model, after checks for recursion, for size and for opsets."""
+"""Inline the functions of a model, after checks for recursion and size, in the opsets of the model."""
 
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from graphlib import CycleError, TopologicalSorter
 
-from onnx import FunctionProto, ModelProto, NodeProto, checker, inliner, shape_inference
+from onnx import FunctionProto, ModelProto, NodeProto, checker, defs, inliner, shape_inference
 
 from fusec.errors import ModelError
 from fusec.frontends.onnx.model_file.structure import bodies as graphs_of
@@ -31,7 +31,7 @@ def inlined(model: ModelProto, file: str) -> ModelProto:
     if not called:
         return model
     sizes = _sizes(called, bodies, file)
-    _check_opsets(model, sizes, file)
+    model = _with_opsets_of(model, bodies, sizes, file)
     total = len(model.graph.node) + sum(sizes[key] for key in called)
     if total > _MAX_NODES:
         raise ModelError(f"{file}: inlining its functions would make {total} nodes; the limit is {_MAX_NODES}")
@@ -49,18 +49,45 @@ def all_nodes(nodes: Iterable[NodeProto]) -> Iterator[NodeProto]:
             yield from all_nodes(body.node)
 
 
-def _check_opsets(model: ModelProto, called: Container[Key], file: str) -> None:
-    """Check that called functions have the opsets of the model, because onnx silently inlines no others."""
+def _with_opsets_of(
+    model: ModelProto, bodies: Mapping[Key, Sequence[NodeProto]], called: Container[Key], file: str
+) -> ModelProto:
+    """Give called functions the opsets of the model, because onnx silently inlines no others.
+
+    Raises ModelError if an op of a function means something else in the opset of the model.
+    """
     versions = {entry.domain: entry.version for entry in model.opset_import}
-    for function in model.functions:
-        name = printable(f"{function.domain}.{function.name}")
-        for entry in function.opset_import if _key_of(function) in called else ():
+    changed: list[tuple[int, int, int]] = []
+    for number, function in enumerate(model.functions):
+        key = _key_of(function)
+        for place, entry in enumerate(function.opset_import if key in called else ()):
             own = versions.get(entry.domain, entry.version)
-            if own != entry.version:
-                raise ModelError(
-                    f"{file}: function {name} is written in opset {entry.version} of domain {entry.domain!r}, "
-                    f"the model in {own}: convert one of them with onnx.version_converter"
-                )
+            if own == entry.version:
+                continue
+            for node in bodies[key]:
+                if node.domain == entry.domain and _since(node, own) != _since(node, entry.version):
+                    name = printable(f"{function.domain}.{function.name}")
+                    raise ModelError(
+                        f"{file}: function {name} is written in opset {entry.version} of domain {entry.domain!r}, "
+                        f"the model in {own}, where {printable(node.op_type)} is another op: convert one of them "
+                        "with onnx.version_converter"
+                    )
+            changed.append((number, place, own))
+    if not changed:
+        return model
+    copy = ModelProto()
+    copy.CopyFrom(model)
+    for number, place, own in changed:
+        copy.functions[number].opset_import[place].version = own
+    return copy
+
+
+def _since(node: NodeProto, version: int) -> int:
+    """Return the opset that defined what an op means in an opset; 0 for an op that ONNX does not define."""
+    try:
+        return defs.get_schema(node.op_type, version, node.domain).since_version
+    except defs.SchemaError:
+        return 0
 
 
 def _key_of(function: FunctionProto) -> Key:

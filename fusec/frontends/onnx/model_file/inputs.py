@@ -78,9 +78,7 @@ def tensor_type(value: ValueInfoProto) -> tuple[DType, Dims | None]:
     declared = element_type(value.type)
     kind = declared.WhichOneof("value")
     if kind != "tensor_type":
-        maps = declared.sequence_type.elem_type.WhichOneof("value") == "map_type"
-        remedy = " (maps of a classifier: convert the model with zipmap=False)" if maps else ""
-        raise VerifyError(f"has type {kind.removesuffix('_type') if kind else 'none'}, not tensor{remedy}")
+        raise VerifyError(f"has type {kind.removesuffix('_type') if kind else 'none'}, not tensor")
     tensor = declared.tensor_type
     dtype = dtype_of(tensor.elem_type)
     return dtype, (_dims(tensor) if tensor.HasField("shape") else None)

@@ -9,9 +9,13 @@ import numpy as np
 
 from fusec.frontends.onnx.emission.emit import Emitter, Table, axes_of
 from fusec.frontends.onnx.movement.interpolate import COORDINATES, Interpolation, interpolated
-from fusec.ir import TensorType, Value
-from fusec.ops import Resize
+from fusec.ir import DType, TensorType, Value
+from fusec.ops import Resize, pw
 from fusec.ops.spec import require
+
+# Integers are rounded towards zero after a linear resize, as in onnxruntime. A result that rounding left just below an
+# integer is that integer.
+ABOVE = 1 + 2.0**-16
 
 
 def upsample_7(g: Emitter, x: Value, /, *, scales: Sequence[float], mode: str = "nearest") -> Value:
@@ -159,7 +163,12 @@ def _resized(g: Emitter, x: Value, scales: Sequence[float], sizes: Sequence[int]
         return x
     if not x.type.size:  # no image, as where nothing was detected
         return g.full(TensorType(tuple(sizes), x.type.dtype), np.zeros((), x.type.dtype.numpy))
-    return g(Resize(tuple(sizes), tuple(scales), how.mode, how.coordinates, how.rounding), x)
+    op = Resize(tuple(sizes), tuple(scales), how.mode, how.coordinates, how.rounding)
+    if how.mode == "nearest" or x.type.dtype.is_float:
+        return g(op, x)
+    require(x.type.dtype in (DType.U8, DType.I8), f"linear resize of {x.type.dtype.value}")
+    y = g(op, g.cast(x, DType.F32))
+    return g.cast(g(pw("mul"), y, g.scalar(ABOVE, y)), x.type.dtype)
 
 
 TABLE: Table = {
