@@ -43,13 +43,15 @@ class MachineLocks:
             _close(handle)
 
     @contextlib.contextmanager
-    def claim(self, key: str, check: Callable[[], None]) -> Generator[None]:
+    def claim(self, key: str, check: Callable[[], None], kind: str = "claim") -> Generator[None]:
         """Hold the claim on a piece of work, so that other processes wait for its result instead of doing it, too.
 
         key: hexadecimal digits that name the work.
         check: called while waiting; it raises an error to give up.
+        kind: the kind of work. Work that needs the result of other work while it is claimed must be of another kind,
+            because two keys of one kind can share a file.
         """
-        with self._held([f"claim-{int(key[:8], 16) % FILES}"], check):
+        with self._held([f"{kind}-{int(key[:8], 16) % FILES}"], check):
             yield
 
     @contextlib.contextmanager

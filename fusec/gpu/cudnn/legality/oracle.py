@@ -252,7 +252,7 @@ class Oracle(WorkerPool):
 
     def _prove_once(self, result: Future[None]) -> None:
         try:
-            with self.locks.claim(PROBE.key, lambda: None):
+            with self.locks.claim(PROBE.key, lambda: None, "proof"):  # graphs are claimed while they wait for it
                 if not self._store.get([self._proof]):
                     self.prove()
             result.set_result(None)

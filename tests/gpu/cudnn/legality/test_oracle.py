@@ -6,12 +6,14 @@ import gc
 import json
 import os
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from gpu.cudnn_graphs import conv, conv_feeding_matmul, image, matmul, matrix, pointwise, scalar
@@ -31,7 +33,7 @@ from fusec.lower_cudnn import lower
 from fusec.lowering.cudnn_graph import CudnnCall, CudnnGraph
 from fusec.plans.sqlite_cache import Store
 from fusec.plans.verdict import UNASKED, Legal, Plan, Refused, Verdict
-from fusec.system import json_child
+from fusec.system import json_child, machine_locks
 from fusec.targets.target import load, names
 
 pytestmark = pytest.mark.cudnn
@@ -192,6 +194,35 @@ def test_an_oracle_stops_between_two_questions(tmp_path: Path, monkeypatch: pyte
     graphs = [pointwise(mode, (1, 8, 64)) for mode in ("exp", "neg", "relu", "tanh")]
     with Oracle(load("h200"), store=Store(tmp_path / "answers.sqlite"), workers=1) as oracle:
         assert oracle.judge(graphs, end=2.0) == [Legal(()), Legal(()), UNASKED, UNASKED]
+
+
+def test_a_graph_whose_lock_is_that_of_the_proof_waits_for_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A graph is claimed until the proof is there, and the proof may begin after that."""
+    monkeypatch.setattr(machine_locks, "FILES", 1)
+    claimed, put, prove = threading.Event(), Oracle._put, Oracle._prove_once
+
+    def put_late(self: Oracle, *arguments: Any) -> Any:
+        claimed.set()
+        return put(self, *arguments)
+
+    def prove_late(self: Oracle, *arguments: Any) -> None:
+        assert claimed.wait(60)
+        prove(self, *arguments)
+
+    monkeypatch.setattr(Oracle, "_put", put_late)
+    monkeypatch.setattr(Oracle, "_prove_once", prove_late)
+    found: list[Verdict] = []
+
+    def judge() -> None:
+        with Oracle(load("h200"), store=Store(tmp_path / "answers.sqlite"), workers=1) as oracle:
+            found.extend(oracle.judge([pointwise("exp", (1, 8, 64))]))
+
+    thread = threading.Thread(target=judge, daemon=True)
+    thread.start()
+    thread.join(120)
+    assert [type(verdict) for verdict in found] == [Legal]
 
 
 def test_processes_that_start_together_ask_each_question_once(tmp_path: Path) -> None:
