@@ -53,6 +53,7 @@ class JsonChild:
         """
         handle = parent_death.handle()
         self._errors = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115  # see close
+        self._reading_errors = threading.Lock()
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-c", _START.format(path=sys.path, handle=handle, module=module)],
             stdin=subprocess.PIPE,
@@ -124,12 +125,13 @@ class JsonChild:
         self._process.kill()
 
     def last_line(self) -> str:
-        """Return the last line of its stderr."""
-        if self._errors.closed:
-            return "it was closed"
-        self._errors.seek(0, os.SEEK_END)
-        self._errors.seek(max(0, self._errors.tell() - 4000))
-        lines = [line.strip() for line in self._errors if line.strip()]
+        """Return the last line of its stderr. Another thread may `close` it meanwhile."""
+        with self._reading_errors:
+            if self._errors.closed:
+                return "it was closed"
+            self._errors.seek(0, os.SEEK_END)
+            self._errors.seek(max(0, self._errors.tell() - 4000))
+            lines = [line.strip() for line in self._errors if line.strip()]
         return lines[-1][-300:] if lines else "it wrote nothing to stderr"
 
     def close(self) -> None:
@@ -141,7 +143,8 @@ class JsonChild:
             if pipe is not None:
                 with contextlib.suppress(BrokenPipeError):  # unsent messages can be lost, since the process is dead
                     pipe.close()
-        self._errors.close()
+        with self._reading_errors:
+            self._errors.close()
 
 
 class ParentPipe:

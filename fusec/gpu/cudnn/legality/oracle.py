@@ -244,15 +244,17 @@ class Oracle(WorkerPool):
             if going_on or (last is not None and last.done() and last.exception() is None):
                 return
             self._proof_result = result = Future[None]()
-            self._proof_epoch = self._epoch
+            self._proof_epoch = epoch = self._epoch
         if self._store.get([self._proof]):
             result.set_result(None)
         else:
-            threading.Thread(target=self._prove_once, args=(result,), name="fusec-prove", daemon=True).start()
+            threading.Thread(target=self._prove_once, args=(result, epoch), name="fusec-prove", daemon=True).start()
 
-    def _prove_once(self, result: Future[None]) -> None:
+    def _prove_once(self, result: Future[None], epoch: int) -> None:
+        """Prove, unless another process does: then wait for its end, or until the workers of `epoch` are closed."""
         try:
-            with self.locks.claim(PROBE.key, lambda: None, "proof"):  # graphs are claimed while they wait for it
+            # a kind of its own, because graphs are claimed while they wait for the proof
+            with self.locks.claim(PROBE.key, lambda: self.require_open(epoch), "proof"):
                 if not self._store.get([self._proof]):
                     self.prove()
             result.set_result(None)

@@ -28,6 +28,7 @@ from fusec.gpu.cudnn.legality.verdict_json import decode, encode
 from fusec.gpu.cudnn.plans.plan_list import compiles_slowly
 from fusec.gpu.cudnn.without_driver.deviceless import cudnn_number
 from fusec.gpu.cudnn.worker_processes import worker_process as process
+from fusec.gpu.cudnn.worker_processes.worker_process import EndedError
 from fusec.ir import DType
 from fusec.lower_cudnn import lower
 from fusec.lowering.cudnn_graph import CudnnCall, CudnnGraph
@@ -222,7 +223,23 @@ def test_a_graph_whose_lock_is_that_of_the_proof_waits_for_no_other(
     thread = threading.Thread(target=judge, daemon=True)
     thread.start()
     thread.join(120)
+    if thread.is_alive():  # let both go on, or pytest itself never ends
+        monkeypatch.setattr(machine_locks.MachineLocks, "_first", lambda self, names: -1)
+        thread.join(60)
+        pytest.fail("the proof waits for a graph that waits for the proof")
     assert [type(verdict) for verdict in found] == [Legal]
+
+
+def test_an_oracle_that_is_closed_waits_no_longer_for_the_proof_of_another_process(tmp_path: Path) -> None:
+    with Oracle(load("h200"), store=Store(tmp_path / "answers.sqlite"), workers=1) as oracle:
+        with oracle.locks.claim(PROBE.key, lambda: None, "proof"):  # as another process that proves
+            oracle._begin_proof()
+            proof = oracle._proof_result
+            assert proof is not None
+            oracle.close()
+            with pytest.raises(EndedError):
+                proof.result(60)
+        assert isinstance(oracle.judge([pointwise("exp", (1, 8, 64))])[0], Legal), "and proves when it goes on"
 
 
 def test_processes_that_start_together_ask_each_question_once(tmp_path: Path) -> None:
