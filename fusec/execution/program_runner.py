@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
+from functools import partial
 
 import numpy as np
 
@@ -102,9 +103,10 @@ class ProgramRunner(Unpicklable):
     def _plan_memory(self) -> MemoryPlan:
         program, elsewhere = self.compiled.program, self._state.stored
         held = program.graph.inputs if self._holds_inputs else ()
-        memory = plan_memory(program, elsewhere, held=held, whole_bytes=self.backend.xp is np)
+        plan = partial(plan_memory, program, held=held, whole_bytes=self.backend.xp is np)
+        memory = plan(elsewhere)
         if self.backend.side_by_side and not elsewhere:
-            wider = plan_memory(program, side_by_side=True, held=held, whole_bytes=self.backend.xp is np)
+            wider = plan(side_by_side=True)
             if wider.nbytes <= memory.nbytes + SIDE_BY_SIDE_BYTES:
                 return wider
         return memory

@@ -84,11 +84,14 @@ def test_a_run_that_checked_nothing_is_1(fuzz: Any) -> None:
 
 
 def test_time_and_seed(fuzz: Any) -> None:
-    result = fuzz("--property", f"{PLANTED}:holds", "--time", "6s", "--seed", 5, "--json", "--fresh")
-    report = json.loads(result.stdout)
-    assert report["seed"] == 5
-    assert 5.9 < report["seconds"] < 40
-    assert report["examples"] > 0
+    for seconds in (6, 30):  # workers of a busy machine start slowly
+        result = fuzz("--property", f"{PLANTED}:holds", "--time", f"{seconds}s", "--seed", 5, "--json", "--fresh")
+        report = json.loads(result.stdout)
+        assert report["seed"] == 5
+        assert seconds - 0.1 < report["seconds"] < seconds + 34
+        if report["examples"]:
+            return
+    pytest.fail("nothing was checked within 30 s")
 
 
 @pytest.mark.parametrize(

@@ -31,8 +31,9 @@ def test_every_step_that_works_is_timed(rng: np.random.Generator) -> None:
     assert [step.kind for step in measured.steps] == [named.get(kind, kind) for kind in working]
     for timing in (measured.call, measured.whole, *(step.time for step in measured.steps)):
         assert timing.runs == 7 and 0 < timing.low_us <= timing.median_us <= timing.high_us
-    assert measured.whole.median_us <= measured.call.median_us * 1.5
-    assert measured.more.runs == 7 and measured.more.median_us < measured.call.median_us
+    # the least of times, because another process may interrupt most of them
+    assert measured.whole.low_us <= measured.call.low_us * 1.5
+    assert measured.more.runs == 7 and measured.more.low_us < measured.call.low_us
     assert all(step.limit_us > 0 for step in measured.steps)
     assert measured.memory_bytes == net.memory.nbytes >= measured.live_bytes > 0
     assert json.loads(json.dumps(measured.to_json()))["sum_us"] == pytest.approx(measured.sum_us)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+
+from fusec.errors import ModelError
 
 _STRINGS = "fusec has no strings: do this step before or after the model"
 _OLD = "onnx.version_converter writes it as a newer op"
@@ -27,6 +29,18 @@ def advice(domain: str, op: str) -> str:
     if op in _OPS:
         return _OPS[op]
     return "" if not domain else _DOMAINS.get(domain, _UNKNOWN)
+
+
+def require_tensors(file: str, sequences: Iterable[str]) -> None:
+    """Raise ModelError, with the remedy, for an output that is a sequence of tensors.
+
+    sequences: the names of the outputs that are sequences.
+    """
+    for name in sequences:
+        raise ModelError(
+            f"{file}: output {name!r} is a sequence of tensors, not a tensor: add a SequenceAt node for each tensor to "
+            "the model, and make their results its outputs"
+        )
 
 
 NO_HOST_STEPS = (

@@ -22,6 +22,7 @@ from onnx import (
 
 from fusec.errors import ModelError, VerifyError
 from fusec.frontends.custom_ops import DEFAULT_DOMAINS, CustomOp, CustomOps, qualified
+from fusec.frontends.onnx.advice import require_tensors
 from fusec.frontends.onnx.importer import Bound, Importer
 from fusec.frontends.onnx.model_file.functions import all_nodes, inlined
 from fusec.frontends.onnx.model_file.inputs import element_type, tensor_type
@@ -55,8 +56,7 @@ def load_onnx(
     weights: initializers that an earlier load read; this load adds those that it reads.
     """
     graph, lengths = load_bound(model, shapes, bound, file, files, weights)
-    if lengths:
-        raise ModelError(f"{file}: output {next(iter(lengths))!r} is a sequence of tensors, not a tensor")
+    require_tensors(file, lengths)
     return graph
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from fusec.errors import ModelError
 from fusec.frontends.custom_ops import CustomOp, qualified
+from fusec.frontends.onnx.advice import require_tensors
 from fusec.frontends.onnx.emission.emit import ModelValue, TensorList
 from fusec.frontends.onnx.emission.host_values import Answer, Compute, HostValueError
 from fusec.frontends.onnx.emission.loop_body import LoopBody
@@ -127,7 +128,7 @@ class SegmentedModel:
             # a later segment draws random numbers, and the call holds their state from the start
             return replace(first, inputs=(*first.inputs, Slot(STATE_NAME, STATE_TYPE)))
         graph, lengths = importer.finish()
-        _require_tensors(self.file, lengths)
+        require_tensors(self.file, lengths)
         return graph
 
     def importer(self) -> Importer:
@@ -146,7 +147,7 @@ class SegmentedModel:
         if importer.problems:
             raise importer.report()
         if not importer.waiting:
-            _require_tensors(self.file, [name for name in outputs if isinstance(held.get(name), HeldList)])
+            require_tensors(self.file, [name for name in outputs if isinstance(held.get(name), HeldList)])
             if missing := [name for name in outputs if name not in held]:
                 raise ModelError(f"{self.file}: output {missing[0]!r} is not computed: its node gives fewer results")
         steps = tuple(self._step(index, error, slots) for index, error in importer.asked.items())
@@ -237,8 +238,3 @@ class Slots:
 
 def _without_unused_inputs(graph: Graph) -> Graph:
     return graph.extract([v for v in graph.inputs if v.uses], list(graph.nodes), graph.outputs, graph.output_names)
-
-
-def _require_tensors(file: str, sequences: Mapping[str, int] | Sequence[str]) -> None:
-    for name in sequences:
-        raise ModelError(f"{file}: output {name!r} is a sequence of tensors, not a tensor")
