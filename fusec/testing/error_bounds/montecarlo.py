@@ -210,13 +210,13 @@ class _Sampler:
         """
         if not self.rounding.exported:
             return None
-        # a cryptographic hash, because checksums of two ops differ in the same way for each k
-        odd = blake2b(f"{op} {k}".encode(), digest_size=1).digest()[0] % 2
-        scale = self.errors.scales[k] * (-1.0 if k % 2 and odd else 1.0)
         numbers = {name: v for name, v in op.attributes.items() if isinstance(v, float)}
         errors = {name: float(np.float32(v)) - v for name, v in numbers.items() if math.isfinite(v)}
         if not any(errors.values()):
             return None
+        # a cryptographic hash, because checksums of two ops differ in the same way for each k
+        chosen = blake2b(f"{op} {k}".encode(), digest_size=1).digest()[0] % 2
+        scale = self.errors.scales[k] * (-1.0 if k % 2 and chosen else 1.0)
         return replace(cast(Any, op), **{name: numbers[name] + scale * e for name, e in errors.items()})
 
     def _scaled(self, node: Node) -> bool:
