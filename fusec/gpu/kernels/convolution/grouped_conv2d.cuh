@@ -71,15 +71,13 @@ FRAGMENT(copy_half_filter) {
   }
 }
 
-// Copy a tile's image. Pixels of a row that are a stride apart are neighbours in shared memory.
 FRAGMENT(copy_image) {
   {
     TILE_COORDINATES
     #pragma unroll 4
     for (u32 i = threadIdx.x % 128u; i < PLACES * BUNDLES * OCTETSu; i += 128u) {
-      const u32 octet = i % (BUNDLES * OCTETSu), place = i / (BUNDLES * OCTETSu), within = place % PITCHu;
-      const int row = (int)(down * ROW_STEPu + place / PITCHu) - PAD_TOP;
-      const int column = (int)(right * COLUMN_STEPu + within % RUNu * STRIDEu + within / RUNu) - PAD_LEFT;
+      const u32 octet = i % (BUNDLES * OCTETSu), place = i / (BUNDLES * OCTETSu);
+      const int row = (int)(down * 8u + place / PITCHu) - PAD_TOP, column = (int)(right * 8u + place % PITCHu) - PAD_LEFT;
       const u32 channel = side * CHANNELSu + octet * 8u;
       const bool is_there = tile < TILES && (u32)row < ROWSu && (u32)column < COLUMNSu && (ALL_FULL || channel < ALL_CHANNELSu);
       const u32 at = is_there ? c0 * STRIDE_N + (u32)row * STRIDE_H + (u32)column * STRIDE_W + channel : 0u;
@@ -116,8 +114,8 @@ FRAGMENT(own_group) {
     #pragma unroll 1
     for (u32 i = 0; i < TAPS * GROUP_CHANNELSu; ++i) {
       const u32 tap = i / GROUP_CHANNELSu, channel = f / GROUP_CHANNELSu * GROUP_CHANNELSu + i % GROUP_CHANNELSu;
-      const u32 row = (warp % 4u * 2u + k % 4u / 2u) * ROW_STRIDEu + tap / WINDOW_COLUMNSu, column = tap % WINDOW_COLUMNSu;
-      const u32 place = row * PITCHu + column % STRIDEu * RUNu + column / STRIDEu + eighth;
+      const u32 row = warp % 4u * 2u + k % 4u / 2u + tap / WINDOW_COLUMNSu;
+      const u32 place = row * PITCHu + eighth + tap % WINDOW_COLUMNSu;
       const u8* const pixel = own + (bundle * OCTETSu + channel / 8u) * PLANEu + place * 16u;
       const u8* const filter = filters + ((tap * BUNDLESu + bundle) * OCTETSu + channel / 8u) * LEADu + n * 16u;
       sum += wide(((const TYPE*)pixel)[channel % 8u]) * wide(((const TYPE*)filter)[channel % 8u]);

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from fusec.gpu.kernels.codegen import wgmma
 from fusec.gpu.kernels.codegen.cuda_template import Filling, c_bool, cuda_template
 from fusec.gpu.kernels.codegen.gpu_figures import GpuFigures
-from fusec.gpu.kernels.codegen.kernel import C_TYPES, HALVES, Arguments, Kernel, Launch, by_value, with_variants
+from fusec.gpu.kernels.codegen.kernel import C_TYPES, HALVES, Arguments, Kernel, Launch, by_value
 from fusec.gpu.kernels.codegen.mma_tiles import can_follow
 from fusec.gpu.kernels.codegen.pointwise_code import PointwiseCode, Space, split_index, strides_from
 from fusec.gpu.kernels.convolution.grouped_conv2d_tiling import (
@@ -23,17 +23,15 @@ from fusec.gpu.kernels.convolution.grouped_conv2d_tiling import (
     MOST_CHANNELS,
     OCTET,
     OCTET_BYTES,
-    SIDE,
     GroupedTiling,
+    tiling_of,
 )
 from fusec.ir import Node, Value
 from fusec.ops import Conv
 from fusec.schedule.program import inputs_of
 
 MOST_TAPS = 25  # because all are unrolled
-STRIDES = (1, 2)
 BUNDLED = (4, 8, 24)  # channels of a group, of which several are multiplied together
-WARPGROUPS = (2, 1, 4)  # of a block, of the variants
 TAPS_FIRST = (2, 3, 0, 1)  # the memory order of filters, whose loads are then contiguous
 _CUDA = cuda_template(__package__, "grouped_conv2d.cuh")
 
@@ -69,9 +67,9 @@ class _Source:
             PARTS=t.bundle // (4 * t.own),
             EPILOGUE=epilogue,
         )
-        functions = wgmma.product_of_tiles(kind, t.bundle, t.op.strides[0] * t.pitch * OCTET_BYTES)
-        grid, threads, resident = t.sides * t.blocks, 128 * t.warpgroups, t.resident_blocks
-        launch = arguments.launch("grouped_conv2d", lines, grid, threads, preamble=functions, resident=resident)
+        functions = wgmma.product_of_tiles(kind, t.bundle, t.pitch * OCTET_BYTES)
+        grid, threads = t.sides * t.blocks, 128 * t.warpgroups
+        launch = arguments.launch("grouped_conv2d", lines, grid, threads, preamble=functions, resident=1)
         bound = {"resident_bytes": t.resident_bytes, "architecture": wgmma.ARCHITECTURE, "dependent": True}
         return replace(launch, **bound)
 
@@ -88,10 +86,6 @@ class _Source:
             "STEPS": by_value(t.steps),
             "BLOCKS": by_value(t.blocks),
             "TILE_COORDINATES": split_index("tile", [("c0", x.type.shape[0]), ("down", down), ("right", across)]),
-            "ROW_STEP": SIDE * t.op.strides[0],
-            "COLUMN_STEP": SIDE * t.op.strides[1],
-            "ROW_STRIDE": t.op.strides[0],
-            "STRIDE": t.op.strides[1],
             "TAPS": t.taps,
             "WINDOW_COLUMNS": t.window[1],
             "BUNDLES": t.channels // t.bundle,
@@ -109,7 +103,6 @@ class _Source:
             "LEAD": t.lead,
             "IMAGE_BYTES": t.image_bytes,
             "PLACES": t.places,
-            "RUN": t.run,
             "PITCH": t.pitch,
             "PLANE": t.plane,
             "PAD_TOP": t.op.pads[0],
@@ -133,9 +126,7 @@ class _Source:
         t = self.tiling
         octets, bundles = t.bundle // OCTET, t.channels // t.bundle
         for tap in range(t.taps):
-            row, column = divmod(tap, t.window[1])
-            phase = column % t.op.strides[1]
-            shift = (row * t.pitch + phase * t.run + column // t.op.strides[1]) * OCTET_BYTES
+            shift = (tap // t.window[1] * t.pitch + tap % t.window[1]) * OCTET_BYTES
             for bundle in range(bundles):
                 for octet in range(0, octets, DEPTH // OCTET):
                     image = f"own, {(bundle * octets + octet) * t.plane + shift}u, {t.plane}u"
@@ -152,25 +143,17 @@ def grouped_conv2d(nodes: Sequence[Node], outputs: Sequence[Value], figures: Gpu
     y = conv.result
     if not _fits(conv) or any(v.type.shape != y.type.shape for v in (*outputs, *(node.result for node in rest))):
         return None
-    tilings = [GroupedTiling(conv, figures, warpgroups) for warpgroups in WARPGROUPS]
-    fit = [_Source(conv, rest, outputs, t) for t in tilings if t.resident_bytes <= figures.dynamic_bytes]
-    if not fit or not _moves_packs(fit[0]):
+    tiling = tiling_of(conv, figures)
+    if tiling is None or not _moves_packs(source := _Source(conv, rest, outputs, tiling)):
         return None
-    name = "+".join(node.op.name for node in nodes)
-    return with_variants(Kernel(name, (source.launch(),)) for source in fit)
+    return Kernel("+".join(node.op.name for node in nodes), (source.launch(),))
 
 
 def _fits(conv: Node) -> bool:
     """Tell if a convolution has groups of channels that can be bundled for products."""
     op, (x, w), y = conv.op, conv.operands, conv.result
     assert isinstance(op, Conv)
-    if (
-        x.type.rank != 4
-        or op.groups == 1
-        or not {*op.strides} <= {*STRIDES}
-        or {*op.dilations} != {1}
-        or w.literal is None
-    ):
+    if x.type.rank != 4 or op.groups == 1 or {*op.strides, *op.dilations} != {1} or w.literal is None:
         return False
     if x.type.dtype not in HALVES or w.type.dtype is not x.type.dtype or not y.type.size:
         return False

@@ -1,7 +1,7 @@
 """Split a grouped convolution of images into tiles, and lay out its shared memory.
 
-There are as many blocks as run at the same time. Each loads the filters of up to 64 channels once, and visits tiles of
-8 x 8 results. While it multiplies a tile, the image of its next tile is copied.
+A multiprocessor has one block, which loads the filters of up to 64 channels once and visits tiles of 8 x 8 results.
+While it multiplies a tile, the image of its next tile is copied.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ OCTET, OCTET_BYTES = 8, 16  # channels of one row of a tile
 DEPTH = 16  # channels of a product
 SIDE = 8  # rows and columns of a tile of results, which one warpgroup computes
 MOST_CHANNELS = 64  # of a block
-MOST_WARPGROUPS = 6  # of a multiprocessor, because of the registers of their threads
-RESERVED_BYTES = 1024  # of shared memory, for each block
+WARPGROUPS = (1, 2, 4)  # of a block
 
 
 @dataclass(frozen=True)
@@ -76,19 +75,14 @@ class GroupedTiling:
         return 8 if self.bundle % 32 == 0 else 4
 
     @property
-    def run(self) -> int:
-        """Pixels of a row of a tile's image that are a stride apart, and contiguous in shared memory."""
-        return SIDE + (self.window[1] - 1) // self.op.strides[1]
-
-    @property
     def pitch(self) -> int:
-        """Pixels from one row of a tile's image to the next."""
-        return self.op.strides[1] * self.run
+        """Pixels of a row of a tile's image."""
+        return SIDE + self.window[1] - 1
 
     @property
     def places(self) -> int:
         """Pixels of a tile's image."""
-        return ((SIDE - 1) * self.op.strides[0] + self.window[0]) * self.pitch
+        return (SIDE + self.window[0] - 1) * self.pitch
 
     @property
     def plane(self) -> int:
@@ -125,31 +119,30 @@ class GroupedTiling:
         return ceil_div(self.tiles, self.warpgroups)
 
     @property
+    def room(self) -> int:
+        """Blocks that have the same channels and run at the same time."""
+        return max(1, self.figures.processors // self.sides)
+
+    @property
     def buffers(self) -> int:
         """Images of each warpgroup in shared memory: one where no block has two steps."""
-        return 1 if self.steps <= self._room(1) else 2
+        return 1 if self.steps <= self.room else 2
 
     @property
     def blocks(self) -> int:
         """Blocks that have the same channels. All have about the same number of steps."""
-        return ceil_div(self.steps, ceil_div(self.steps, self._room(self.buffers)))
+        return ceil_div(self.steps, ceil_div(self.steps, self.room))
 
     @property
     def resident_bytes(self) -> int:
-        return self._bytes(self.buffers)
+        return self.filter_bytes + self.buffers * self.warpgroups * self.image_bytes
 
-    @property
-    def resident_blocks(self) -> int:
-        """Blocks of a multiprocessor at the same time."""
-        return self._resident_blocks(self.buffers)
 
-    def _bytes(self, buffers: int) -> int:
-        return self.filter_bytes + buffers * self.warpgroups * self.image_bytes
+def tiling_of(conv: Node, figures: GpuFigures) -> GroupedTiling | None:
+    """Return the tiling with the fewest warpgroups whose blocks have one step each; else, with the most.
 
-    def _resident_blocks(self, buffers: int) -> int:
-        room = (self.figures.shared_bytes + RESERVED_BYTES) // (self._bytes(buffers) + RESERVED_BYTES)
-        return max(1, min(room, MOST_WARPGROUPS // self.warpgroups))
-
-    def _room(self, buffers: int) -> int:
-        """Return how many blocks that have the same channels run at the same time."""
-        return max(1, self.figures.processors * self._resident_blocks(buffers) // self.sides)
+    It is None if filters do not fit in shared memory. More warpgroups share what one multiprocessor loads of filters.
+    """
+    tilings = [GroupedTiling(conv, figures, warpgroups) for warpgroups in WARPGROUPS]
+    fit = [t for t in tilings if t.resident_bytes <= figures.dynamic_bytes]
+    return next((t for t in fit if t.buffers == 1), fit[-1]) if fit else None

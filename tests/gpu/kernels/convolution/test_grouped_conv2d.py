@@ -41,22 +41,20 @@ def grouped_cases() -> list[Case]:
         convolution(same(2, (2, 1, 0, 1)), (1, 96, 10, 8), (3, 2)),
         convolution(same(5), (2, 80, 9, 9)),
         convolution(same(3), (1, 72, 9, 9)),
-        convolution(replace(same(8), strides=(2, 2)), (1, 64, 17, 19)),
-        convolution(replace(same(2), strides=(2, 2)), (1, 64, 14, 14)),
-        convolution(replace(same(4), strides=(1, 2)), (1, 64, 9, 10), (2, 5)),
+        convolution(same(4), (1, 64, 9, 10), (2, 5)),
     ]
 
 
 def cases_of_many_steps() -> list[Case]:
     """On a GPU with one multiprocessor, whose blocks visit several tiles."""
     small = replace(FIGURES, processors=1)
-    cases = [convolution(same(16), (5, 64, 9, 20)), convolution(replace(same(2), strides=(2, 2)), (3, 128, 30, 20))]
+    cases = [convolution(same(16), (5, 64, 9, 20)), convolution(same(2), (3, 128, 15, 10))]
     return [replace(case, figures=small) for case in cases]
 
 
 @needs_compiler
-def test_all_variants_compute_the_same(rng: np.random.Generator) -> None:
-    check(grouped_cases(), rng, every=True)
+def test_kernels_compute_the_same(rng: np.random.Generator) -> None:
+    check(grouped_cases(), rng)
 
 
 @needs_compiler
@@ -67,7 +65,7 @@ def test_a_block_visits_several_tiles(rng: np.random.Generator) -> None:
         assert kernel is not None
         tiles = max(number for _, number in kernel.launches[0].numbers)
         assert kernel.launches[0].grid < tiles
-    check(cases, rng, every=True)
+    check(cases, rng)
 
 
 @pytest.mark.parametrize(
@@ -78,7 +76,7 @@ def test_a_block_visits_several_tiles(rng: np.random.Generator) -> None:
         convolution(same(2), (1, 80, 9, 9)),
         convolution(same(2), (1, 256, 9, 9)),
         convolution(same(4), (1, 64, 9, 9), dtype=F32),
-        convolution(replace(same(4), strides=(3, 3)), (1, 64, 9, 9)),
+        convolution(replace(same(4), strides=(2, 2)), (1, 64, 9, 9)),
         convolution(replace(same(4), dilations=(2, 2)), (1, 64, 9, 9)),
         convolution(same(4, (0, 0, 0, 0)), (1, 64, 9, 9), (1, 1)),
     ],

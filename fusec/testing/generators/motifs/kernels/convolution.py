@@ -83,12 +83,12 @@ def grouped_conv1d(b: RandomGraph) -> None:
 
 
 def grouped_conv2d(b: RandomGraph) -> None:
-    """Draw a grouped convolution of images, with ops after it."""
+    """Draw a grouped convolution of images that moves by one pixel, with ops after it."""
     b.dtype = half_dtype(b)
     channels, wide = b.pick([(32, 4), (16, 8), (48, 16), (64, 32), (72, 24)])
-    k, stride = b.pick([3, 2]), b.pick([1, 2])
+    k = b.pick([3, 2])
     x = b.input(TensorType((b.pick([1, 2]), channels, b.between(3, 12), b.between(3, 12)), b.dtype, channels_last(4)))
-    op = Conv((stride,) * 2, (1, b.pick([0, 1])) * 2, (1, 1), channels // wide)
+    op = Conv((1, 1), (1, b.pick([0, 1])) * 2, (1, 1), channels // wide)
     epilogue(b, b.add(op, x, b.constant((channels, wide, k, 3), b.dtype)), 2)
 
 
