@@ -20,7 +20,6 @@ FRAGMENT(bands) {
   const u32 i = blockIdx.x * BLOCKu + threadIdx.x;
   if (i >= COUNT) return;
   COORDINATES
-  const u32 c1 = pack * VECTORu;
   FILTERS
   ROLLING
 }
@@ -53,21 +52,11 @@ FRAGMENT(blocks) {
 FRAGMENT(tile) {
   WINDOW
   #pragma unroll
-  for (int r = 0; r < ROWS; ++r) {
-    ROW
-    #pragma unroll
-    for (int s = 0; s < STRIP; ++s) {
-      const u32 COLUMN = strip * STRIPu + s;
-      if (!STRIPS_FIT && COLUMN >= WIDTHu) break;
-      EPILOGUE
-    }
+  for (int s = 0; s < STRIP; ++s) {
+    const u32 COLUMN = strip * STRIPu + s;
+    if (!STRIPS_FIT && COLUMN >= WIDTHu) break;
+    EPILOGUE
   }
-}
-
-// The last tile of an image may have fewer rows.
-FRAGMENT(row) {
-  const u32 COORDINATE = band * ROWSu + r;
-  if (!ROWS_FIT && COORDINATE >= HEIGHTu) break;
 }
 
 // Merge the sums of blocks, and turn them into the result of the reduction.
@@ -84,8 +73,8 @@ FRAGMENT(merge_sums) {
 }
 
 FRAGMENT(sums) {
-  TYPE acc[ROWS][STRIP][VECTOR];
-  for (int r = 0; r < ROWS; ++r) for (int s = 0; s < STRIP; ++s) for (int j = 0; j < VECTOR; ++j) acc[r][s][j] = 0;
+  TYPE acc[STRIP][VECTOR];
+  for (int s = 0; s < STRIP; ++s) for (int j = 0; j < VECTOR; ++j) acc[s][j] = 0;
   ADD_PRODUCTS
 }
 
@@ -94,16 +83,6 @@ FRAGMENT(outer_taps) {
   #pragma UNROLL
   for (int TAP = 0; TAP < TAPS; ++TAP) {
     const int PLACE = (int)COORDINATE * STRIDE - PAD + TAP * DILATION;
-    if ((u32)PLACE >= SIZEu) continue;
-    BODY
-  }
-}
-
-// The rows of the image under a tile, each read once for all rows of the tile whose windows contain it.
-FRAGMENT(image_rows) {
-  #pragma unroll
-  for (int high = 0; high < HEIGHT; ++high) {
-    const int PLACE = (int)band * (ROWS * STRIDE) - PAD + high;
     if ((u32)PLACE >= SIZEu) continue;
     BODY
   }
@@ -130,26 +109,10 @@ FRAGMENT(image_columns) {
     if ((u32)PLACE >= SIZEu) continue;
     const Pack<STORED, VECTOR> loaded = load_pack<STORED, VECTOR>(IMAGE + (AT));
     #pragma unroll
-    for (int r = 0; r < ROWS; ++r) {
-      TAP_ROW
-      #pragma unroll
-      for (int s = 0; s < STRIP; ++s) {
-        const int k = q - s * STRIDE;
-        if (k < 0 || k % DILATION != 0 || k / DILATION >= TAPS) continue;
-        for (int j = 0; j < VECTOR; ++j) acc[r][s][j] += wide(loaded.v[j]) * WEIGHT[k / DILATION][j];
-      }
+    for (int s = 0; s < STRIP; ++s) {
+      const int k = q - s * STRIDE;
+      if (k < 0 || k % DILATION != 0 || k / DILATION >= TAPS) continue;
+      for (int j = 0; j < VECTOR; ++j) acc[s][j] += wide(loaded.v[j]) * WEIGHT[k / DILATION][j];
     }
   }
-}
-
-// The row of the window that is over row `high` of the image, for row `r` of the tile.
-FRAGMENT(tap_row) {
-  const int h = high - r * STRIDE;
-  if (h < 0 || h % DILATION != 0 || h / DILATION >= TAPS) continue;
-}
-
-// The row of the window, where a tile has one row.
-FRAGMENT(only_tap_row) {
-  if (high % DILATION != 0) continue;
-  const int TAP = high / DILATION;
 }

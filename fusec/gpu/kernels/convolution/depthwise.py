@@ -28,12 +28,11 @@ from fusec.ops import Conv, Reduce
 from fusec.schedule.program import inputs_of
 
 STRIP = 4  # results of a thread at most, divided by the stride
-MAX_STRIP = 8
 MAX_TAPS = 128  # because the taps of a row are unrolled
 HELD_FILTERS = 128  # numbers of filters that a thread keeps in registers, at most
 WAVES = 8  # blocks for each multiprocessor, if threads have several turns
 MANY = 1 << 30  # blocks, so that each thread has one turn
-ROLLING_TILES = ((1, 7), (1, 8), (1, 4), (2, 8), (2, 4), (4, 4), (4, 2))  # channels and columns of a thread
+ROLLING_COLUMNS = (7, 4)  # of a thread, which has one channel
 ROLLING_BLOCK = 128  # threads, which have many registers
 ROLLING_THREADS = 256  # of a multiprocessor, at least, if bands can be short enough
 UNROLLED_TAPS = 16  # of a window whose rows are unrolled; code of more exceeds the instruction cache
@@ -59,23 +58,22 @@ def depthwise(nodes: Sequence[Node], outputs: Sequence[Value], figures: GpuFigur
     # with too few threads to fill the GPU, strips are shorter
     while strip > 1 and (ceil_div(total, strip) < figures.enough_threads or width < strip):
         strip //= 2
-    variants = [(vector, 2 * strip), (vector, strip // 2), (vector // 2, strip), (vector // 2, 2 * strip)]
-    fit = [(v, s) for v, s in variants if v >= 1 and 1 <= s <= min(MAX_STRIP, width)]
-    strips = [_kernel(nodes, outputs, *tile) for tile in ((vector, strip), *dict.fromkeys(fit))]
-    rolling = [_rolling_kernel(nodes, outputs, sums) for sums in rolling_sums(conv, vector, figures)]
+    tiles = ((vector, strip), (vector, max(1, strip // 2)), (max(1, vector // 2), strip))
+    strips = [_kernel(nodes, outputs, *tile) for tile in dict.fromkeys(tiles)]
+    rolling = [_rolling_kernel(nodes, outputs, sums) for sums in rolling_sums(conv, figures)]
     return with_variants([*strips, *rolling])
 
 
-def rolling_sums(conv: Node, vector: int, figures: GpuFigures) -> list[RollingSums]:
+def rolling_sums(conv: Node, figures: GpuFigures) -> list[RollingSums]:
     """Return the rolling sums to time: over all rows, or over bands so short that there are enough threads."""
     if not can_roll(conv):
         return []
     n, channels, height, width = conv.result.type.shape
     found: list[RollingSums] = []
-    for lanes, strip in ROLLING_TILES:
-        sums = RollingSums(conv, lanes, strip, height)
-        if lanes <= vector and strip <= width and sums.fits:
-            threads = n * (channels // lanes) * ceil_div(width, strip)
+    for strip in ROLLING_COLUMNS:
+        sums = RollingSums(conv, strip, height)
+        if strip <= width and sums.fits:
+            threads = n * channels * ceil_div(width, strip)
             parts = ceil_div(figures.processors * ROLLING_THREADS, threads)
             found.append(replace(sums, band=max(ceil_div(height, parts), min(sums.open, height))))
     return found
@@ -84,11 +82,11 @@ def rolling_sums(conv: Node, vector: int, figures: GpuFigures) -> list[RollingSu
 def _rolling_kernel(nodes: Sequence[Node], outputs: Sequence[Value], sums: RollingSums) -> Kernel:
     """Return the kernel whose threads compute a band of rows with rolling sums."""
     conv, rest, arguments = nodes[0], nodes[1:], Arguments()
-    y, packs = conv.result.type, conv.result.type.shape[1] // sums.vector
+    y = conv.result.type
     counts = [("c0", y.shape[0]), ("band", ceil_div(y.shape[2], sums.band))]
-    counts += [("strip", ceil_div(y.shape[3], sums.strip)), ("pack", packs)]
+    counts += [("strip", ceil_div(y.shape[3], sums.strip)), ("c1", y.shape[1])]
     threads = math.prod(count for _, count in counts)
-    code = PointwiseCode(Space(y.shape, ("c0", "c1", "c2", "c3"), 1, sums.vector), arguments, rounds=False)
+    code = PointwiseCode(Space(y.shape, ("c0", "c1", "c2", "c3"), 1, 1), arguments, rounds=False)
     code.define(conv.result, sums.result)
     code.compute(rest, outputs)
     lines = CUDA(
@@ -96,8 +94,7 @@ def _rolling_kernel(nodes: Sequence[Node], outputs: Sequence[Value], sums: Rolli
         BLOCK=ROLLING_BLOCK,
         COUNT=by_value(threads),
         COORDINATES=split_index("i", counts),
-        VECTOR=sums.vector,
-        FILTERS=DepthwiseWindow(conv, DepthwiseTile(sums.vector, sums.strip, held=True), arguments).filters(),
+        FILTERS=DepthwiseWindow(conv, DepthwiseTile(1, sums.strip, held=True), arguments).filters(),
         ROLLING=sums.lines(arguments, code.lines()),
     )
     blocks = ceil_div(threads, ROLLING_BLOCK)
@@ -134,27 +131,18 @@ def depthwise_with_mean(nodes: Sequence[Node], outputs: Sequence[Value], figures
         return []
     taps = conv.operands[1].type.size // y.shape[1]
     vector = _vector(conv, rest, outputs)
-    width, height, strip = y.shape[-1], y.shape[-2] if y.rank > 3 else 1, max(1, STRIP // conv.op.strides[-1])
+    width, strip = y.shape[-1], max(1, STRIP // conv.op.strides[-1])
     half, few = max(1, vector // 2), WAVES * figures.processors
     # Few tiles, because each is compiled and timed for each shape.
-    rolling = rolling_sums(conv, vector, figures)
+    rolling = rolling_sums(conv, figures)
     tiles = [
         DepthwiseTile(half, strip, blocks=MANY),
         DepthwiseTile(half, 2 * strip, blocks=MANY),
         DepthwiseTile(vector // 4, 7, held=True, blocks=few),
-        DepthwiseTile(half, 7, blocks=few),
-        DepthwiseTile(half, 2, blocks=MANY),
-        DepthwiseTile(half, 4, held=True, blocks=few),
-        DepthwiseTile(half, 2, rows=2, held=True, blocks=few),
-        *(DepthwiseTile(sums.vector, sums.strip, held=True, blocks=few, band=sums.band) for sums in rolling),
+        *(DepthwiseTile(1, sums.strip, held=True, blocks=few, band=sums.band) for sums in rolling),
     ]
     fitting = [
-        tile
-        for tile in tiles
-        if tile.vector
-        and tile.strip <= width
-        and tile.rows <= height
-        and tile.held * taps * tile.vector <= HELD_FILTERS
+        tile for tile in tiles if tile.vector and tile.strip <= width and tile.held * taps * tile.vector <= HELD_FILTERS
     ]
     tiles = fitting or [DepthwiseTile(vector, 1, blocks=few)]
     return [DepthwiseSource(conv, rest, outputs, mean, tile) for tile in dict.fromkeys(tiles)]
@@ -182,7 +170,7 @@ def _kernel(nodes: Sequence[Node], outputs: Sequence[Value], vector: int, strip:
     unroll = math.prod(conv.operands[1].type.shape[2:]) <= UNROLLED_TAPS
     window = DepthwiseWindow(conv, DepthwiseTile(vector, strip), arguments, unroll).sums()
     code = PointwiseCode(Space(y.shape, tuple(f"c{d}" for d in range(rank)), 1, vector), arguments, rounds=False)
-    code.define(conv.result, "acc[0][s][j]")
+    code.define(conv.result, "acc[s][j]")
     code.compute(rest, outputs)
     lines = CUDA(
         "strips",

@@ -26,16 +26,15 @@ CUDA = cuda_template(__package__, "depthwise.cuh")
 
 @dataclass(frozen=True)
 class DepthwiseTile:
-    """Tile that a thread computes in one turn: `vector` channels of `rows` x `strip` results.
+    """Tile that a thread computes in one turn: `vector` channels of `strip` results.
 
-    held: all filters stay in registers for all turns; otherwise there is one row.
+    held: all filters stay in registers for all turns.
     blocks: the number of blocks to aim at; 0 if a thread computes one strip only.
-    band: rows of results that a thread computes in one turn with rolling sums, instead of `rows`; 0: without them.
+    band: rows of results that a thread computes in one turn with rolling sums; 0: one row, without them.
     """
 
     vector: int
     strip: int
-    rows: int = 1
     held: bool = False
     blocks: int = 0
     band: int = 0
@@ -92,7 +91,7 @@ class DepthwiseSource:
 
     @property
     def bands(self) -> int:
-        return ceil_div(self.y.shape[-2], self.tile.band or self.tile.rows) if self.y.rank > 3 else 1
+        return ceil_div(self.y.shape[-2], self.tile.band or 1) if self.y.rank > 3 else 1
 
     @property
     def strips(self) -> int:
@@ -128,32 +127,28 @@ class DepthwiseSource:
         """Return the launch that computes each result, and the sums of blocks."""
         y, tile, arguments = self.y, self.tile, Arguments()
         rank, (samples, channels, *_), block = y.rank, y.shape, self.lanes * self.threads
-        cuda = CUDA.bind(TYPE=self.kind, VECTOR=tile.vector, STRIP=tile.strip, ROWS=tile.rows, COLUMN=f"c{rank - 1}")
+        cuda = CUDA.bind(TYPE=self.kind, VECTOR=tile.vector, STRIP=tile.strip, COLUMN=f"c{rank - 1}")
         window = DepthwiseWindow(self.conv, tile, arguments)
-        rolling = RollingSums(self.conv, tile.vector, tile.strip, tile.band) if tile.band else None
+        rolling = RollingSums(self.conv, tile.strip, tile.band) if tile.band else None
         filters, sums = window.filters() if tile.held else [], [] if rolling else window.sums()
         names = tuple(f"c{d}" for d in range(rank))
         code = PointwiseCode(Space(y.shape, names, 1, tile.vector), arguments, rounds=False)
-        code.define(self.conv.result, rolling.result if rolling else "acc[r][s][j]")
+        code.define(self.conv.result, rolling.result if rolling else "acc[s][j]")
         code.compute(self.rest, self.outputs)
         code.body.append(f"if (live) sum[j] += {code.get(self.mean.operands[0])};")
-        row: list[str] = []
-        if rank > 3:
-            fit = c_bool(y.shape[-2] % tile.rows == 0)
-            row = cuda("row", COORDINATE=f"c{rank - 2}", ROWS_FIT=fit, HEIGHT=y.shape[-2])
         results = (
             rolling.lines(arguments, code.lines())
             if rolling
             else cuda(
                 "tile",
                 WINDOW=sums,
-                ROW=row,
                 STRIPS_FIT=c_bool(y.shape[-1] % tile.strip == 0),
                 WIDTH=y.shape[-1],
                 EPILOGUE=code.lines(),
             )
         )
-        items = [*((f"c{d}", y.shape[d]) for d in range(2, rank - 2)), *[("band", self.bands)] * (rank > 3)]
+        row = "band" if rolling else f"c{rank - 2}"
+        items = [*((f"c{d}", y.shape[d]) for d in range(2, rank - 2)), *[(row, self.bands)] * (rank > 3)]
         lines = cuda(
             "blocks",
             LANES=self.lanes,
@@ -231,7 +226,6 @@ class DepthwiseWindow:
             STORED=C_TYPES[x.dtype],
             VECTOR=tile.vector,
             STRIP=tile.strip,
-            ROWS=tile.rows,
             UNROLL="unroll" if self.unroll else "unroll 1",
         )
 
@@ -268,28 +262,17 @@ class DepthwiseWindow:
     def sums(self) -> list[str]:
         """Compute the sums of products in `acc`."""
         op, x, tile, n = self.op, self.conv.operands[0], self.tile, self.taps.rank - 2
-        image = self.arguments.read(x)
-        height = n - 2 if tile.blocks else -1  # the dim along which a tile has rows
-        weight, tap_row = "weight", self._along(height)("tap_row") if height >= 0 else []
-        if tile.held:
-            weight += "".join(f"[k{d}]" for d in range(n - 2)) + (f"[h / {op.dilations[height]}]" if tap_row else "")
-        window, stride, dilation = self.taps.shape[-1], op.strides[-1], op.dilations[-1]
+        weight = "weight" + "".join(f"[k{d}]" for d in range(n - 1) if tile.held)
+        stride, dilation = op.strides[-1], op.dilations[-1]
         lines = self._along(n - 1)(
             "image_columns",
-            WIDTH_READ=(tile.strip - 1) * stride + (window - 1) * dilation + 1,
-            IMAGE=image,
+            WIDTH_READ=(tile.strip - 1) * stride + (self.taps.shape[-1] - 1) * dilation + 1,
+            IMAGE=self.arguments.read(x),
             AT=Space(x.type.shape, ("c0", "c1", *(f"p{d}" for d in range(n)))).offset(x.type),
-            TAP_ROW=tap_row,
             WEIGHT=weight,
         )
         if not tile.held:
-            assert tile.rows == 1, "a row of the image is under one row of the window"
-            tap = self._along(height)("only_tap_row") if height >= 0 else []
-            lines = [*tap, *self.filters(), *lines]
+            lines = [*self.filters(), *lines]
         for d in reversed(range(n - 1)):
-            if d == height:
-                high = (tile.rows - 1) * op.strides[d] + (self.taps.shape[2 + d] - 1) * op.dilations[d] + 1
-                lines = self._along(d)("image_rows", HEIGHT=high, BODY=lines)
-            else:
-                lines = self._along(d)("outer_taps", BODY=lines)
+            lines = self._along(d)("outer_taps", BODY=lines)
         return self.cuda("sums", ADD_PRODUCTS=lines)

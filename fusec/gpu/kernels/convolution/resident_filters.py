@@ -276,11 +276,13 @@ def resident_filters(nodes: Sequence[Node], outputs: Sequence[Value], figures: G
         return None
     if any(v.type.shape != y.type.shape for v in (*outputs, *(v for node in rest for v in node.results))):
         return None
-    sources = [ResidentFiltersSource(conv, rest, outputs, figures, groups) for groups in GROUPS]
-    if not _moves_packs(sources[0]):
+    *sources, small = [ResidentFiltersSource(conv, rest, outputs, figures, groups) for groups in (*GROUPS, 1)]
+    if not _moves_packs(small):
         return None
     name = "+".join(node.op.name for node in nodes)
     fit = [source for source in sources if source.resident_bytes <= figures.dynamic_bytes]
+    if not fit and small.across == 1 and small.resident_bytes <= figures.dynamic_bytes:
+        fit = [small]  # copies of many channels take the memory; blocks that share them would load them too often
     return with_variants(Kernel(name, (source.launch(),)) for source in fit)
 
 

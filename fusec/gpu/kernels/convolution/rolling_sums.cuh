@@ -4,38 +4,36 @@
 FRAGMENT(loop) {
   const int left = (int)strip * (STRIP * STRIDE) - PAD_LEFT, top = (int)band * (BAND * ROW_STRIDE) - PAD_TOP;
   const STORED* const image = IMAGE + (AT) + (i64)left * COLUMN_STEP;
-  Pack<STORED, VECTOR> ahead[ROW_STRIDE][WIDTH_READ];
+  STORED ahead[ROW_STRIDE][WIDTH_READ];
   const int first = band ? 0 : FIRST;
   LOAD_FIRST
-  TYPE acc[OPEN][STRIP][VECTOR];
-  for (int d = 0; d < OPEN; ++d) for (int s = 0; s < STRIP; ++s) for (int j = 0; j < VECTOR; ++j) acc[d][s][j] = 0;
+  TYPE acc[OPEN][STRIP];
+  for (int d = 0; d < OPEN; ++d) for (int s = 0; s < STRIP; ++s) acc[d][s] = 0;
   #pragma unroll 1
   for (int step = first; step < BAND + OPEN - 1; ++step) {
     if (top + step * ROW_STRIDE < (int)IMAGE_ROWSu) {
-      TYPE pixel[ROW_STRIDE][WIDTH_READ][VECTOR];
+      TYPE pixel[ROW_STRIDE][WIDTH_READ];
       for (int p = 0; p < ROW_STRIDE; ++p)
-        for (int q = 0; q < WIDTH_READ; ++q)
-          for (int j = 0; j < VECTOR; ++j) pixel[p][q][j] = wide(ahead[p][q].v[j]);
+        for (int q = 0; q < WIDTH_READ; ++q) pixel[p][q] = wide(ahead[p][q]);
       LOAD_NEXT
       // The oldest row of results comes first, because each row takes the sums of the one before.
       #pragma unroll
       for (int d = OPEN - 1; d >= 0; --d) {
         #pragma unroll
-        for (int s = 0; s < STRIP; ++s)
-          for (int j = 0; j < VECTOR; ++j) {
-            TYPE sum = d ? acc[d ? d - 1 : 0][s][j] : TYPE(0);
+        for (int s = 0; s < STRIP; ++s) {
+          TYPE sum = d ? acc[d ? d - 1 : 0][s] : TYPE(0);
+          #pragma unroll
+          for (int p = 0; p < ROW_STRIDE; ++p) {
+            if (d * ROW_STRIDE + p >= TAP_ROWS) continue;
             #pragma unroll
-            for (int p = 0; p < ROW_STRIDE; ++p) {
-              if (d * ROW_STRIDE + p >= TAP_ROWS) continue;
-              #pragma unroll
-              for (int k = 0; k < TAPS; ++k) sum += pixel[p][s * STRIDE + k][j] * weight[d * ROW_STRIDE + p][k][j];
-            }
-            acc[d][s][j] = sum;
+            for (int k = 0; k < TAPS; ++k) sum += pixel[p][s * STRIDE + k] * weight[d * ROW_STRIDE + p][k][0];
           }
+          acc[d][s] = sum;
+        }
       }
     } else {
       for (int d = OPEN - 1; d > 0; --d)
-        for (int s = 0; s < STRIP; ++s) for (int j = 0; j < VECTOR; ++j) acc[d][s][j] = acc[d - 1][s][j];
+        for (int s = 0; s < STRIP; ++s) acc[d][s] = acc[d - 1][s];
     }
     const u32 ROW = band * BANDu + (u32)(step - (OPEN - 1));
     if (step < OPEN - 1 || ROW >= HEIGHTu) continue;
@@ -57,7 +55,7 @@ FRAGMENT(load_rows) {
     #pragma unroll
     for (int q = 0; q < WIDTH_READ; ++q) {
       const STORED* from = image + (i64)row * ROW_STEP + q * COLUMN_STEP;
-      ahead[p][q] = load_pack_or_zeros<STORED, VECTOR>(from, is_there && (u32)(left + q) < IMAGE_COLUMNSu);
+      ahead[p][q] = load_pack_or_zeros<STORED, 1>(from, is_there && (u32)(left + q) < IMAGE_COLUMNSu).v[0];
     }
   }
 }

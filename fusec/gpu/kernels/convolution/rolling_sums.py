@@ -15,7 +15,7 @@ from fusec.gpu.kernels.codegen.pointwise_code import Space
 from fusec.ir import Node
 from fusec.ops import Conv
 
-MIN_TAPS = 9  # fewer rows of results share a row of the image
+MIN_TAPS = 25  # of windows whose rows of results share enough loads; strips are as fast for fewer
 MAX_STRIDE = 2
 REGISTERS = 150  # for filters, sums and pixels; a thread has 255
 CUDA = cuda_template(__package__, "rolling_sums.cuh")
@@ -23,13 +23,12 @@ CUDA = cuda_template(__package__, "rolling_sums.cuh")
 
 @dataclass(frozen=True, eq=False)
 class RollingSums:
-    """The loop of a thread over the image's rows, for `vector` channels of `strip` columns.
+    """The loop of a thread over the image's rows, for `strip` columns of one channel.
 
     band: rows of results of a thread.
     """
 
     conv: Node
-    vector: int
     strip: int
     band: int
 
@@ -59,12 +58,12 @@ class RollingSums:
         """Tell if filters, sums, and two steps' pixels fit into registers."""
         rows, columns = self.window
         pixels = 2 * self.op.strides[0] * self.columns_read
-        return self.vector * (rows * columns + self.open * self.strip + pixels) <= REGISTERS
+        return rows * columns + self.open * self.strip + pixels <= REGISTERS
 
     @property
     def result(self) -> str:
-        """The complete results, in C: of column `s` and channel `j`."""
-        return f"acc[{self.open - 1}][s][j]"
+        """The complete result of column `s`, in C."""
+        return f"acc[{self.open - 1}][s]"
 
     def lines(self, arguments: Arguments, epilogue: Sequence[str]) -> list[str]:
         """Generate the loop. The C variables `c0`, `c1`, `band`, `strip` and `weight` must be there.
@@ -75,7 +74,6 @@ class RollingSums:
         cuda = CUDA.bind(
             TYPE=compute_type(y.dtype),
             STORED=C_TYPES[x.dtype],
-            VECTOR=self.vector,
             STRIP=self.strip,
             ROW_STRIDE=op.strides[0],
             STRIDE=op.strides[1],

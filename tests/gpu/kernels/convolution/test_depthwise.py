@@ -65,8 +65,8 @@ def test_random_convolutions(rng: np.random.Generator) -> None:
 
 @needs_compiler
 def test_work_shared_out_otherwise_is_the_same_work(rng: np.random.Generator) -> None:
-    """Longer and shorter strips, more and fewer channels a thread."""
-    cases = [case for case in random_cases() if case.kernel is not None and len(case.kernel.others) > 1]
+    """Shorter strips, and fewer channels a thread."""
+    cases = [case for case in random_cases() if case.kernel is not None and case.kernel.others]
     emulator = Emulator([other for case in cases for other in getattr(case.kernel, "others", ())])
     assert len(cases) > 20
     for case in cases:
@@ -98,10 +98,10 @@ def rolling_cases() -> list[Case]:
     return [
         rolling_case(F16, (2, 8, 14, 15), (7, 7), (1, 1)),
         rolling_case(F16, (1, 3, 9, 8), (7, 7), (2, 2)),
-        rolling_case(BF16, (1, 4, 40, 9), (3, 3), (1, 1)),
+        rolling_case(BF16, (1, 4, 40, 9), (5, 5), (1, 1)),
         rolling_case(F16, (2, 6, 17, 16), (5, 5), (2, 1)),
-        rolling_case(F32, (1, 8, 12, 7), (4, 3), (1, 2)),
-        rolling_case(F16, (1, 8, 5, 30), (2, 5), (2, 2)),
+        rolling_case(F32, (1, 8, 12, 7), (6, 5), (1, 2)),
+        rolling_case(F16, (1, 8, 5, 30), (3, 9), (2, 2)),
         rolling_case(F16, (1, 2, 3, 8), (9, 3), (1, 1)),
     ]
 
@@ -120,9 +120,9 @@ def test_rows_are_loaded_once_for_rolling_sums(rng: np.random.Generator) -> None
 def test_few_images_are_split_into_bands() -> None:
     """All threads together fill the GPU; a band is no shorter than the rows that share a row of the image."""
     wide, small = rolling_case(F16, (32, 96, 56, 56), (7, 7), (1, 1)), rolling_case(F16, (1, 8, 56, 56), (7, 7), (1, 1))
-    bands = {(sums.vector, sums.strip): sums.band for sums in rolling_sums(wide.nodes[0], 8, FIGURES)}
-    assert bands[1, 7] == 29  # of 57 rows
-    assert {sums.band for sums in rolling_sums(small.nodes[0], 8, FIGURES)} == {7}
+    bands = {sums.strip: sums.band for sums in rolling_sums(wide.nodes[0], FIGURES)}
+    assert bands[7] == 29  # of 57 rows
+    assert {sums.band for sums in rolling_sums(small.nodes[0], FIGURES)} == {7}
 
 
 def integer_case(rng: np.random.Generator, number: int) -> Case:

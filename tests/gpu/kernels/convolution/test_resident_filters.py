@@ -67,6 +67,8 @@ def resident_cases() -> list[Case]:
         convolution(F16, (5, 64, 20, 19), 64),
         convolution(BF16, (3, 48, 23, 17), 128, residual=True),
         convolution(F16, (2, 32, 13, 11), 96, residual=True),
+        convolution(F16, (2, 128, 9, 56), 32),
+        convolution(BF16, (5, 160, 14, 14), 32, residual=True),
         quantised((1, 32, 16, 20), 64),
         quantised((2, 32, 10, 13), 32, residual=True),
         quantised((10, 128, 15, 14), 128, residual=True),
