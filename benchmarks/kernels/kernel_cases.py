@@ -342,6 +342,21 @@ CASES: dict[str, tuple[Sequence[TensorType], Callable[..., Any]]] = {
     "few pixels 3x3, 1x512x7x7 to 512": ([nhwc(1, 512, 7, 7)], convolution(512, 512, 3)),
     "few pixels 1x1, 1x2048x7x7 to 512": ([nhwc(1, 2048, 7, 7)], convolution(512, 2048, 1)),
     **{
+        f"resident filters, 32x{channels}x{high}x{high} to {filters}": (
+            [nhwc(32, channels, high, high)],
+            convolution(filters, channels, 3),
+        )
+        # of HRNet's padded channels, of DenseNet, and of ResNet
+        for channels, filters, high in (
+            (24, 24, 56),
+            (40, 40, 28),
+            (72, 72, 14),
+            (128, 32, 28),
+            (128, 32, 14),
+            (64, 64, 56),
+        )
+    },
+    **{
         f"{channels // wide} groups 3x3, 32x{channels}x{high}x{high}": (
             [nhwc(32, channels, high, high)],
             grouped(channels, wide),

@@ -62,8 +62,9 @@ FRAGMENT(load_filters) {
     const u32 o = i % OCTETSu, n = i / OCTETSu % FILTERSu, tap = i / (OCTETS * FILTERSu);
     const u32 f = n / 8u / PAIRSu * (8u * PAIRSu) + n % 8u / 2u * (2u * PAIRSu) + n / 8u % PAIRSu * 2u + n % 2u;
     const u32 row = (tap * PANELSu + o / PANEL_OCTETSu) * FILTERSu + n;
-    copy_ahead<16>(filters + swizzled<WIDE>(row * WIDEu + o % PANEL_OCTETSu * 16u),
-                   POINTER + ((side + f) * STRIDE + tap * CHANNELSu + o * PACKu));
+    const bool is_there = o < REAL_OCTETSu && side + f < ALL_FILTERSu;
+    copy_or_zeros_ahead(filters + swizzled<WIDE>(row * WIDEu + o % PANEL_OCTETSu * 16u),
+                        POINTER + (is_there ? (side + f) * STRIDE + tap * CHANNELSu + o * PACKu : 0u), is_there);
   }
 }
 
@@ -98,7 +99,7 @@ FRAGMENT(copy_part) {
       if (part < PARTSu && (PARTS_FIT || at < POSITIONSu)) {
         const u32 p = start + part * POSITIONSu + at;
         const u32 n = p / IMAGEu, rest = p % IMAGEu, row = rest / PITCHu, column = rest % PITCHu;
-        const bool is_there = row > 0u && column > 0u && n < IMAGESu;
+        const bool is_there = row > 0u && column > 0u && n < IMAGESu && octet < REAL_OCTETSu;
         const u32 place = is_there ? n * STRIDE_N + (row - 1u) * STRIDE_H + (column - 1u) * STRIDE_W : 0u;
         const TYPE* from = IMAGE_POINTER + (place + octet * PACKu);
         u8* to = ring + (octet / PANEL_OCTETSu * PANEL_BYTESu);
@@ -141,5 +142,17 @@ FRAGMENT(store) {
     if (c0 < IMAGESu && c2 < ROWSu && c3 < COLUMNSu) {
       EPILOGUE
     }
+  }
+}
+
+// The first of the neighbours that a thread handles together. Beyond the last filter, the last ones are loaded again.
+FRAGMENT(channel) {
+  const u32 PLACE = side + PART * (4u * OWNu) + q * OWNu;
+  const u32 CHANNEL = FILTERS_FIT || PLACE < ALL_FILTERSu ? PLACE : ALL_FILTERSu - OWNu;
+}
+
+FRAGMENT(real_filters) {
+  if (FILTERS_FIT || PLACE < ALL_FILTERSu) {
+    RESULTS
   }
 }

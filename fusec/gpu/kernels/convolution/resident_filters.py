@@ -57,14 +57,23 @@ class ResidentFiltersSource:
         return self.conv.result.type
 
     @property
+    def is_padded(self) -> bool:
+        """True if zeros in shared memory complete the channels or the filters."""
+        return self.x.shape[1] != self.octets * self.pack or self.y.shape[1] != self.across * self.filters
+
+    @property
     def filters(self) -> int:
         """Filters of a block."""
-        return next(count for count in FILTERS if self.y.shape[1] % count == 0)
+        return next(count for count in FILTERS if self._all_filters % count == 0)
 
     @property
     def across(self) -> int:
         """Blocks that share positions."""
-        return self.y.shape[1] // self.filters
+        return self._all_filters // self.filters
+
+    @property
+    def _all_filters(self) -> int:
+        return ceil_div(self.y.shape[1], FILTERS[-1]) * FILTERS[-1]
 
     @property
     def own(self) -> int:
@@ -78,7 +87,8 @@ class ResidentFiltersSource:
 
     @property
     def octets(self) -> int:
-        return self.x.shape[1] // self.pack
+        """Copies of 16 bytes of a position; a product reads two at a time."""
+        return ceil_div(self.x.shape[1], 2 * self.pack) * 2
 
     @property
     def wide(self) -> int:
@@ -185,6 +195,9 @@ class ResidentFiltersSource:
             RING_BYTES=self.panels * self.panel_bytes,
             CHANNELS=self.x.shape[1],
             OCTETS=self.octets,
+            REAL_OCTETS=self.x.shape[1] // self.pack,
+            ALL_FILTERS=self.y.shape[1],
+            FILTERS_FIT=c_bool(self.y.shape[1] == self._all_filters),
             PACK=self.pack,
             PAIRS=self.own // 2,
             TAPS=TAPS,
@@ -238,8 +251,10 @@ class ResidentFiltersSource:
                 code = self._epilogue(half, part, arguments)
                 loads = [line for line in code.head if line.startswith("const ") and not _MOVES.search(line)]
                 code.head = [line for line in code.head if line not in loads]
+                if not half:
+                    fixed += cuda("channel", PLACE=f"place{part}", CHANNEL=f"channel{part}", PART=part, OWN=self.own)
                 fixed += loads
-                codes += code.lines()
+                codes += cuda("real_filters", PLACE=f"place{part}", RESULTS=code.lines())
             stores += cuda("store", ROW=8 * half, EPILOGUE=codes)
         return fixed, stores
 
@@ -249,7 +264,7 @@ class ResidentFiltersSource:
         half: which of the two positions.
         part: which of its groups of neighbours.
         """
-        channel = f"(side + {part * 4 * self.own}u + q * {self.own}u)"
+        channel = f"channel{part}"
         space = Space(self.y.shape, ("c0", channel, "c2", "c3"), 1, self.own)
         total, prefix = f"done[{part * self.own // 2} + j / 2][{2 * half} + j % 2]", f"y{half}_{part}_"
         if self.x.dtype is DType.I8:
@@ -281,6 +296,8 @@ def resident_filters(nodes: Sequence[Node], outputs: Sequence[Value], figures: G
         return None
     name = "+".join(node.op.name for node in nodes)
     fit = [source for source in sources if source.resident_bytes <= figures.dynamic_bytes]
+    if small.is_padded:  # networks with such channels have many shapes, and each variant is compiled and timed
+        fit = sorted(fit, key=lambda source: source.steps * source.groups)[:2]
     if not fit and small.across == 1 and small.resident_bytes <= figures.dynamic_bytes:
         fit = [small]  # copies of many channels take the memory; blocks that share them would load them too often
     return with_variants(Kernel(name, (source.launch(),)) for source in fit)
@@ -297,15 +314,16 @@ def _fits(conv: Node, rest: Sequence[Node]) -> bool:
     if isinstance(op, ConvTranspose) and any(op.output_padding):
         return False
     plain = w.type.shape[2:] == WINDOW and op.pads == (1, 1, 1, 1) and {*op.strides, *op.dilations} == {1}
-    if not plain or y.type.shape[1] % FILTERS[-1] or any(x in node.results for node in rest):
+    pack = OCTET_BYTES // x.type.dtype.itemsize
+    can_pad = isinstance(op, Conv) and x.type.dtype in HALVES
+    depth, filters = (pack, pack) if can_pad else (2 * pack, FILTERS[-1])
+    if not plain or x.type.shape[1] % depth or y.type.shape[1] % filters or any(x in node.results for node in rest):
         return False
     n, _, high, wide = y.type.shape
     if n * high * wide < MIN_PIXELS or max(v.type.span for v in (x, y, *inputs_of(rest))) >= 1 << 31:
         return False
-    pack = OCTET_BYTES // x.type.dtype.itemsize
     others = (stride for dim, stride in enumerate(x.type.strides) if dim != 1)
-    is_packed = x.type.strides[1] == 1 and not any(stride % pack for stride in others)
-    return is_packed and x.type.shape[1] % (2 * pack) == 0
+    return x.type.strides[1] == 1 and not any(stride % pack for stride in others)
 
 
 def _moves_packs(source: ResidentFiltersSource) -> bool:

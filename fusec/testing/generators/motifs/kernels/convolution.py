@@ -102,9 +102,9 @@ def few_filters(b: RandomGraph) -> None:
 def resident_filters(b: RandomGraph) -> None:
     """Draw a convolution of 3 x 3 of at least 256 pixels with few channels, or of integers, with ops after it."""
     b.dtype = half_dtype(b)
-    dtype, channels = (DType.I8, 32) if b.chance(50) else (b.dtype, b.pick([16, 48]))
+    dtype, channels, filters = (DType.I8, 32, 64) if b.chance(50) else (b.dtype, b.pick([16, 48, 24]), b.pick([64, 40]))
     x = b.input(TensorType((1, channels, 16, b.pick([16, 17])), dtype, channels_last(4)))
-    y = b.add(Conv((1, 1), (1,) * 4, (1, 1), 1), x, b.constant((64, channels, 3, 3), dtype))
+    y = b.add(Conv((1, 1), (1,) * 4, (1, 1), 1), x, b.constant((filters, channels, 3, 3), dtype))
     if dtype is DType.I8:
         y = b.add(Cast(b.dtype), scaled_sums(b, y))
     epilogue(b, y, 2)
