@@ -75,8 +75,9 @@ FRAGMENT(merge_backward) {
 
 // From given sums, in double because subtracting squares costs digits.
 FRAGMENT(statistics_of_sums) {
-  const double middle = double(TOTAL) / COUNT.0;
-  const KIND spread = KIND(double(SQUARES) / COUNT.0 - middle * middle);
+  constexpr double share = 1.0 / COUNT.0;  // because each thread would divide for all its channels
+  const double middle = double(TOTAL) * share;
+  const KIND spread = KIND(double(SQUARES) * share - middle * middle);
   const KIND mean = KIND(middle);
   const KIND inverse = KIND(1) / sqrt(nmax(spread, KIND(0)) + EPSILON);
 }
