@@ -42,6 +42,7 @@ def cases() -> Iterator[tuple[str, Sequence[TensorType], Make]]:
         yield f"batch norm, add, relu, {name}", [x, x, p, p], normalised
         yield f"batch norm backward, {name}", [x, x, p, p, p], _gradients
         yield f"batch norm backward with its mask, {name}", [x, x, p, p, p, p], _masked
+        yield f"two batch norms of one gradient, {name}", [x, x, x, *[p] * 6], _two_gradients
         yield f"relu backward, {name}", [x, x], lambda g, dy, y: g.add(pw("relu_backward"), dy, y)
         yield f"relu and batch norm backward, {name}", [x, x, x, p, p, p], _stored_gradients
     tokens = rows(32 * TOKENS, WIDTH)
@@ -66,6 +67,10 @@ def _with_relu(g: Graph, x: Value, scale: Value, bias: Value) -> Sequence[Value]
 
 def _gradients(g: Graph, *operands: Value) -> Sequence[Value]:
     return g.insert(BatchNormBackward(), operands).results
+
+
+def _two_gradients(g: Graph, dy: Value, x: Value, z: Value, *numbers: Value) -> Sequence[Value]:
+    return *_gradients(g, dy, x, *numbers[:3]), *_gradients(g, dy, z, *numbers[3:])
 
 
 def _masked(g: Graph, *operands: Value) -> Sequence[Value]:

@@ -111,11 +111,13 @@ def _by_element(step: Partition, old: Value, new: Value) -> bool:
 
     A batch norm in training reads its values per channel just before it writes new ones. With given sums it may not
     overwrite them, because other thread blocks may start later. Other blocks also run the other members of a
-    multi-tensor step, and compute results of other shapes.
+    multi-tensor step, and compute results of other shapes. Two norms of one gradient hold it where a result will be.
     """
     if any(isinstance(n.op, BatchNormBySums) and old in n.operands for n in step.nodes):
         return False
     if not all(isinstance(n.op, (Pointwise, Cast, *CHANNELS)) for n in step.nodes):
+        return False
+    if sum(isinstance(n.op, BatchNormBackward) for n in step.nodes) > 1 and new.type.rank > 1:
         return False
     own = next((set(m.nodes) for m in equal_members(step.nodes) or () if new in m.writes), set(step.nodes))
     downstream = {old}

@@ -126,6 +126,20 @@ def test_what_is_written_in_place(what: str) -> None:
     assert {old.name for old in in_place(of, updates).values()} == set(kept.split())
 
 
+@pytest.mark.parametrize("two", [False, True])
+def test_two_norms_of_one_gradient_hold_it_where_a_result_will_be(two: bool) -> None:
+    """So that result is not written over an image, which is read once more after that."""
+    image, second = "f16[2,8,4,4]{0,2,3,1}", "\n  %k, %p, %q = batch_norm_backward(%d, %z, %s, %m, %i)" if two else ""
+    graph = parse(f"""graph "g" (%d: {image}, %x: {image}, %z: {image}, %s: f32[8], %m: f32[8], %i: f32[8]) {{
+  %n, %t, %u = batch_norm_backward(%d, %x, %s, %m, %i){second}
+  return %n, %t{", %k" if two else ""}
+}}""")
+    values = {v.name: v for v in graph.values()}
+    of = Program(graph, (Partition(tuple(graph.nodes), Kind.KERNEL, body_of(graph, tuple(graph.nodes))),))
+    found = in_place(of, {values["x"]: values["n"], values["s"]: values["t"]})
+    assert {old.name for old in found.values()} == ({"s"} if two else {"x", "s"})
+
+
 @pytest.mark.parametrize(
     ("text", "old"),
     [

@@ -40,6 +40,7 @@ from gpu.kernels.elementwise.test_scatter import scatter_cases
 from gpu.kernels.elementwise.test_unaligned_copy import random_cases as unaligned_cases
 from gpu.kernels.norm.batch_norm.test_batch_norm import bit_masks, channel_cases, surrounded_channels
 from gpu.kernels.norm.batch_norm.test_batch_norm_dilated import dilated_cases
+from gpu.kernels.norm.batch_norm.test_batch_norm_pair import cases as pair_cases
 from gpu.kernels.norm.test_group_norm import cases as group_norm_cases
 from gpu.kernels.norm.test_instance_norm import cases as instance_cases
 from gpu.kernels.norm.test_layer_norm_backward import norm_backward_cases, surrounded_norm_backward
@@ -98,6 +99,7 @@ def shaped_cases() -> list[Case]:
         *channel_cases(),
         *surrounded_channels(),
         *bit_masks(),
+        *pair_cases(),
         *norm_backward_cases(),
         *surrounded_norm_backward(),
         *depthwise_cases(),

@@ -19,13 +19,14 @@ class NormStep:
     """The nodes of a step around an anchor that has elements and statistics.
 
     anchor: its first result has the shape of x; its other results are statistics.
-    elements: the first operands of the anchor, all with the shape of x.
+    elements: the first operands of the anchor, all with the shape of x, and then the x of the second anchor.
     prologue, epilogue: the nodes before and after the anchor that compute elements.
     statistics_nodes: the nodes that compute on statistics.
     prologue_outputs, epilogue_outputs: the elements that the step stores.
     statistics: the statistics that the step stores.
     sum_nodes: the nodes that sum results of the epilogue to the shape of a statistic.
     recomputed: operands of the anchor that the kernel computes itself.
+    second: another anchor of the same op and types, which has all elements but x in common with the first; or None.
     """
 
     anchor: Node
@@ -38,19 +39,30 @@ class NormStep:
     statistics: tuple[Value, ...]
     sum_nodes: tuple[Node, ...] = ()
     recomputed: tuple[Value, ...] = ()
+    second: Node | None = None
+
+    @property
+    def anchors(self) -> tuple[Node, ...]:
+        return (self.anchor,) if self.second is None else (self.anchor, self.second)
 
     @property
     def x(self) -> Value:
-        return self.elements[-1]
+        return self.elements[-1] if self.second is None else self.elements[-2]
 
     @property
     def y(self) -> Value:
         return self.anchor.results[0]
 
     @property
+    def numbers(self) -> tuple[Value, ...]:
+        """Operands of the anchors with one number for each channel."""
+        first = len(self.elements) - (self.second is not None)
+        return tuple(v for anchor in self.anchors for v in anchor.operands[first:])
+
+    @property
     def parameters(self) -> tuple[Value, ...]:
-        """Operands with one number for each channel."""
-        return tuple(v for v in self.anchor.operands[len(self.elements) :] if v not in self.recomputed)
+        """Those that the kernel does not compute itself."""
+        return tuple(v for v in self.numbers if v not in self.recomputed)
 
     @cached_property
     def second_prologue(self) -> tuple[Node, ...]:
@@ -72,26 +84,30 @@ def match_norm_step(
     anchor: Node,
     elements: int,
     is_sum: Callable[[Node], bool] = lambda node: False,
+    second: Node | None = None,
 ) -> NormStep | None:
     """Sort the nodes of a step by role; None if a node has none.
 
     elements: how many of the anchor's first operands have the shape of x; the others are parameters.
     is_sum: tells if a node sums elements to the shape of a statistic.
+    second: another anchor, as `NormStep` describes it.
     """
-    moved, parameters = anchor.operands[:elements], anchor.operands[elements:]
-    x = moved[-1]
+    anchors = (anchor,) if second is None else (anchor, second)
+    x = anchor.operands[elements - 1]
+    moved = (*anchor.operands[:elements], *(other.operands[elements - 1] for other in anchors[1:]))
+    parameters = [v for each in anchors for v in each.operands[elements:]]
     made = {v for node in nodes for v in node.results}
     if x.type.size == 0 or any(v in made for v in parameters):
         return None
     prologue = ancestors(nodes, moved)
-    if anchor in prologue:
+    if not set(anchors).isdisjoint(prologue):
         return None
-    statistics = set(anchor.results[1:])
+    statistics = {v for each in anchors for v in each.results[1:]}
     small: list[Node] = []
     epilogue: list[Node] = []
     sums: list[Node] = []
     for node in nodes:
-        if node is anchor or node in prologue:
+        if node in anchors or node in prologue:
             continue
         if len(node.results) != 1:
             return None
@@ -108,11 +124,12 @@ def match_norm_step(
             epilogue.append(node)
         else:
             return None
-    large = {v for node in (*prologue, *epilogue) for v in node.results} | {anchor.results[0], *moved}
+    images = [each.results[0] for each in anchors]
+    large = {v for node in (*prologue, *epilogue) for v in node.results} | {*images, *moved}
     if any(large.intersection(node.operands) for node in small):
         return None
     prologue_outputs = [v for v in outputs if v.node in prologue]
-    epilogue_outputs = [v for v in outputs if v.node in epilogue or v is anchor.results[0]]
+    epilogue_outputs = [v for v in outputs if v.node in epilogue or v in images]
     if any(v.type.shape != x.type.shape for v in prologue_outputs):
         return None
     return NormStep(
@@ -125,4 +142,5 @@ def match_norm_step(
         tuple(epilogue_outputs),
         tuple(v for v in outputs if v in statistics),
         tuple(sums),
+        second=second,
     )

@@ -139,6 +139,26 @@ def test_the_kernel_of_a_norm_gradient_reads_a_gradient_without_the_zeros_around
     )
 
 
+@pytest.mark.parametrize("equal", [True, False])
+def test_a_kernel_makes_the_gradients_of_both_norms_of_a_sum(equal: bool) -> None:
+    """It then need not store the sum's gradient. Two norms of different gradients are apart."""
+    image, second, norm = "f16[2,16,6,6]{0,2,3,1}", "%z" if equal else "%d", "batch_norm_backward"
+    check(
+        f"""graph "g" (%d: {image}, %h: {image}, %k: u2[2,16,6,6]{{0,2,3,1}}, %x: {image}, %r: {image},
+ %s: f32[16], %m: f32[16], %i: f32[16], %t: f32[16], %n: f32[16], %j: f32[16]) {{
+  %y = add(%d, %h)
+  %l = cast(%k) {{to=bool}}
+  %o = constant [0.0] : f16[]
+  %z = where(%l, %y, %o)
+  %a, %b, %c = batch_norm_backward(%z, %x, %s, %m, %i) : {image}, f32[16], f32[16]
+  %e, %f, %g = batch_norm_backward({second}, %r, %t, %n, %j) : {image}, f32[16], f32[16]
+  return %a, %b, %c, %e, %f, %g
+}}""",
+        ["+".join(["add+cast+where", norm, norm])] if equal else [f"add+cast+where+{norm}", norm],
+        without=["batch_norm_backward"],
+    )
+
+
 def test_the_kernel_of_a_norm_applies_the_norm_of_its_residual() -> None:
     """The convolution of the residual does not widen its result for that."""
     image = "f16[2,16,6,6]{0,2,3,1}"

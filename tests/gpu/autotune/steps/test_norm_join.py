@@ -50,6 +50,24 @@ def test_a_kernel_runs_the_norm_and_the_op_before_it_where_that_is_faster(togeth
     assert steps == ([both] if forms else list(APART))
 
 
+@pytest.mark.parametrize("together_us", [13.0, 15.0])
+def test_a_kernel_runs_both_norms_of_a_sum_where_that_is_faster(together_us: float) -> None:
+    second = f"%z: {IMAGE}, %t: f32[16]) {{"
+    text = TEXT.replace("%i: f32[16]) {", f"%i: f32[16], {second}")
+    text = text.replace("  return %d, ", "  %e, %f, %g = batch_norm_backward(%d, %z, %t, %m, %i)\n  return %e, %f, ")
+    found, both = program(text), "relu_backward+batch_norm_backward+batch_norm_backward"
+    assert len(found.steps) == 3
+    known = {**APART, both: together_us}
+
+    def step_times_us(graph: Graph, steps: Sequence[Partition]) -> Sequence[float]:
+        assert {step.signature for step in steps} == set(known)
+        return [known[step.signature] for step in steps]
+
+    forms = join_norms(found, {}, lambda tried: apply_choices(found, tried, FIGURES), step_times_us)
+    steps = [step.signature for step in apply_choices(found, forms, FIGURES).steps]
+    assert steps == ([both] if together_us < 14.0 else ["relu_backward", *["batch_norm_backward"] * 2])
+
+
 def test_a_norm_that_a_kernel_runs_already_is_not_timed() -> None:
     found = program()
     norm = step_key(found.graph, found.steps[1])

@@ -26,12 +26,21 @@ FRAGMENT(add_backward) {
   acc1[PLACE] += loss * d;
 }
 
+// Of another norm with the same gradient: its sum of dy * (x - mean).
+FRAGMENT(declare_second) {
+  KIND acc2[WIDTH], around2[WIDTH];
+  for (int w = 0; w < WIDTH; ++w) acc2[w] = KIND(0);
+}
+
+FRAGMENT(add_second) {
+  acc2[PLACE] += loss * (ELEMENT - around2[PLACE]);
+}
+
 FRAGMENT(store_chunk) {
   if (live && t == 0)
     for (int w = 0; w < WIDTH; ++w) {
       STATISTICS
-      SCRATCH[(0u + CHUNK) * CHANNELSu + at * WIDTHu + w] = acc0[w];
-      SCRATCH[(CHUNKSu + CHUNK) * CHANNELSu + at * WIDTHu + w] = acc1[w];
+      STORES
     }
 }
 
@@ -60,7 +69,7 @@ FRAGMENT(merge_forward) {
 FRAGMENT(merge_backward) {
   #pragma unroll UNROLLED
   TURNS {
-    acc0[0] += MEAN; acc1[0] += SQUARES;
+    ADDITIONS
   }
 }
 

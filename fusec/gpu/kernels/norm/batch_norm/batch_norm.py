@@ -28,6 +28,8 @@ LANES = 32  # vectors of channels that a block visits together, at most
 SUM_WAVES, WRITE_WAVES = 4, 8  # blocks for each multiprocessor, of a pass over a large tensor
 UNROLLED = 4  # turns whose loads are issued together
 SUM_TURNS, WRITE_TURNS = 8, 4  # of a thread, at least, if there are several chunks
+MOST_SUM_BYTES = 48 << 10  # of a block's sums and factors: a source declares no more shared memory than that
+MOST_OF_TWO = 512  # threads of a block for two norms; 1024 leave too few registers, and were slower on an H200
 
 
 def batch_norm(nodes: Sequence[Node], outputs: Sequence[Value], figures: GpuFigures) -> Kernel | None:
@@ -44,17 +46,15 @@ def batch_norm(nodes: Sequence[Node], outputs: Sequence[Value], figures: GpuFigu
     if apart is None or any(v.type.shape[1] != step.x.type.shape[1] for v in apart):
         return None
 
-    numbers = step.anchor.operands[len(step.elements) :]
-
     def stored(values: Iterable[Value]) -> list[Strided]:
         """Return how values are stored that are read or written element by element."""
         return [dilated_view(apart[v]) if v in apart else v.type for v in values if v.type.size != 1 or v in apart]
 
-    read = stored(v for v in inputs_of([*step.prologue, step.anchor]) if v not in numbers)
+    read = stored(v for v in inputs_of([*step.prologue, *step.anchors]) if v not in step.numbers)
     prologue_outputs = [v.type for v in step.prologue_outputs]
     straight = [v for v in step.elements if v.node not in step.prologue]  # read without a prologue
-    again = stored(v for v in (*inputs_of(step.second_prologue), *straight) if v not in numbers)
-    epilogue = [v for v in inputs_of(step.epilogue) if v is not step.y]
+    again = stored(v for v in (*inputs_of(step.second_prologue), *straight) if v not in step.numbers)
+    epilogue = [v for v in inputs_of(step.epilogue) if v.node not in step.anchors]
     written = stored((*epilogue, *step.epilogue_outputs))  # perhaps in another memory order than x
     sums = _plan(step.x.type, [*read, *prologue_outputs], SUM_WAVES * figures.processors, SUM_TURNS)
     write = _plan(step.x.type, [*again, *prologue_outputs, *written], WRITE_WAVES * figures.processors, WRITE_TURNS)
@@ -67,12 +67,13 @@ def batch_norm(nodes: Sequence[Node], outputs: Sequence[Value], figures: GpuFigu
     common, others = _plan(step.x.type, [*read, *prologue_outputs, *again, *written], 1, 1), dict[str, Kernel]()
     for threads, unrolled, lanes in () if isinstance(step.anchor.op, ChannelSums) else VARIANTS:
         plan = plan_resident(common, threads, lanes, figures)
-        if plan is not None:
+        if plan is not None and (step.second is None or plan.block <= MOST_OF_TWO):
             streamed = BatchNormStreamed(step, plan, plan, unrolled, figures)
             # measured on an H200: copies ahead are as fast as loads for small images, and faster for others
             one = streamed if streamed.exists else BatchNormResident(step, plan, plan, unrolled, figures)
             other = Kernel(name, one.launches(), one.scratch_bytes)
-            others[other.key] = other
+            if one.sum_bytes <= MOST_SUM_BYTES:
+                others[other.key] = other
     return Kernel(name, source.launches(), source.scratch_bytes, tuple(others.values()))
 
 
@@ -82,9 +83,11 @@ def _match(nodes: Sequence[Node], outputs: Sequence[Value]) -> NormStep | None:
     norms = [node for node in nodes if isinstance(node.op, (BatchNormTrain, BatchNormBySums, BatchNormBackward))]
     if len(nodes) == len(sums) == 1:
         return NormStep(sums[0], sums[0].operands, (), (), (), (), (), tuple(outputs))
-    if len(norms) != 1 or not all(
-        can_generate(node) or isinstance(node.op, Dilate) for node in nodes if node not in (*sums, *norms)
-    ):
+    if not all(can_generate(node) or isinstance(node.op, Dilate) for node in nodes if node not in (*sums, *norms)):
+        return None
+    if len(norms) == 2 and not sums and _have_equal_gradient(*norms):
+        return match_norm_step(nodes, outputs, norms[0], 2, second=norms[1])
+    if len(norms) != 1:
         return None
     (anchor,) = norms
     if not sums:
@@ -96,6 +99,17 @@ def _match(nodes: Sequence[Node], outputs: Sequence[Value]) -> NormStep | None:
         return None
     step = match_norm_step([node for node in nodes if node is not sums[0]], outputs, anchor, 1)
     return None if step is None else replace(step, recomputed=results)
+
+
+def _have_equal_gradient(first: Node, second: Node) -> bool:
+    """Tell if two norms are the last of a block and that of its shortcut: the gradient of their sum is that of both.
+
+    One kernel then reads it once. It keeps sums and factors of both norms, so masks of relus have no place in it.
+    """
+    (dy, x), (other_dy, other_x) = (norm.operands[:2] for norm in (first, second))
+    return (
+        first.op == second.op == BatchNormBackward() and dy is other_dy and x.type == other_x.type and x is not other_x
+    )
 
 
 def _plan(x: TensorType, types: Sequence[Strided], blocks: int, turns: int) -> RowPlan:

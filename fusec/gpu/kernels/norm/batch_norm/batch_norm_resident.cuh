@@ -18,24 +18,24 @@ FRAGMENT(merge_warps) {
   for (int s = 16; s >= LANES; s /= 2) {
     #pragma unroll
     for (int w = 0; w < WIDTH; ++w) {
-      acc0[w] += __shfl_xor_sync(0xffffffffu, acc0[w], s);
-      acc1[w] += __shfl_xor_sync(0xffffffffu, acc1[w], s);
+      SHUFFLES
     }
   }
   if (threadIdx.x % 32u < LANESu)
     for (int w = 0; w < WIDTH; ++w) {
-      sums[0u + threadIdx.x / 32u][lane * WIDTHu + w] = acc0[w];
-      sums[WARPSu + threadIdx.x / 32u][lane * WIDTHu + w] = acc1[w];
+      STORES
       if (threadIdx.x < 32u) centres[lane * WIDTHu + w] = around[w];
     }
   __syncthreads();
   for (u32 i = threadIdx.x; i < OWNu; i += BLOCKu) {
-    KIND sum0 = KIND(0), sum1 = KIND(0);
+    KIND ZEROS;
     #pragma unroll
-    for (u32 k = 0; k < WARPSu; ++k) { sum0 += sums[k][i]; sum1 += sums[WARPSu + k][i]; }
+    for (u32 k = 0; k < WARPSu; ++k) { ADDITIONS }
     STATISTICS
     const u32 c = team * OWNu + i;
-    if (c < CHANNELSu) store_pack<KIND, 2>(SCRATCH + (chunk * CHANNELSu + c) * 2u, Pack<KIND, 2>{{sum0, sum1}});
+    if (c < CHANNELSu) {
+      store_pack<KIND, NUMBERS>(SCRATCH + (chunk * CHANNELSu + c) * NUMBERSu, Pack<KIND, NUMBERS>{{TOTALS}});
+    }
   }
 }
 
@@ -61,11 +61,11 @@ FRAGMENT(each_round) {
 
 // A thread loads the sums of several chunks before it adds any, so that it waits for memory once.
 FRAGMENT(merge_chunks) {
-  KIND acc0[1] = {KIND(0)}, acc1[1] = {KIND(0)};
+  KIND ZEROS;
   CENTRE
   #pragma unroll 1
   for (u32 k0 = 0; k0 < PARTSu; k0 += TOGETHERu) {
-    Pack<KIND, 2> pairs[TOGETHER];
+    Pack<KIND, NUMBERS> pairs[TOGETHER];
     #pragma unroll
     for (u32 k = 0; k < TOGETHERu; ++k) {
       const u32 number = s0 + (k0 + k) * EACHu, s = number < CHUNKSu ? number : 0u;
@@ -74,13 +74,12 @@ FRAGMENT(merge_chunks) {
     MERGE
   }
   if (spot < OWNu) {
-    sums[0u + s0][place] = acc0[0];
-    sums[EACHu + s0][place] = acc1[0];
+    STORES
   }
   __syncthreads();
   if (s0 == 0u && spot < OWNu) {
     #pragma unroll
-    for (u32 k = 1; k < EACHu; ++k) { acc0[0] += sums[k][place]; acc1[0] += sums[EACHu + k][place]; }
+    for (u32 k = 1; k < EACHu; ++k) { ADDITIONS }
     FINISH
   }
 }

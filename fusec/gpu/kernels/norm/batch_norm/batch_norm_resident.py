@@ -81,7 +81,7 @@ class BatchNormResident(BatchNormSource, ResidentNorm):
         return ceil_div(self._own * self._each, self.sums.block)
 
     @property
-    def _sum_bytes(self) -> int:
+    def sum_bytes(self) -> int:
         """Shared memory for sums of warps, their centres, and the factors of channels."""
         numbers = (self._sum_rows + 1 + self.factors) * self._own
         return numbers * (8 if self.kind == "double" else 4)
@@ -89,20 +89,25 @@ class BatchNormResident(BatchNormSource, ResidentNorm):
     @property
     def _sum_rows(self) -> int:
         """Rows of sums: of warps, and then of the threads that merge the chunks of a channel."""
-        return max(2 * self.sums.block // 32, 2 * self._each)
+        return self.totals * max(self.sums.block // 32, self._each)
 
     @property
     def _turn_bytes(self) -> int:
         return sum(self.sums.block * self.sums.vector * v.type.dtype.itemsize for v in self.step.elements)
 
     @property
+    def _numbers(self) -> int:
+        """Numbers that a chunk stores for a channel: its sums, filled up to a whole pack."""
+        return power_of_two(self.totals)
+
+    @property
     def resident(self) -> int:
         """Turns whose elements stay in shared memory until the sums are known."""
-        return max(0, min(self.turns, (self.figures.dynamic_bytes - self._sum_bytes) // self._turn_bytes))
+        return max(0, min(self.turns, (self.figures.dynamic_bytes - self.sum_bytes) // self._turn_bytes))
 
     @property
     def scratch_bytes(self) -> int:
-        return 2 * self.sums.chunks * self.channels * (8 if self.kind == "double" else 4)
+        return self._numbers * self.sums.chunks * self.channels * (8 if self.kind == "double" else 4)
 
     @cached_property
     def _resident_cuda(self) -> CudaTemplate:
@@ -115,6 +120,7 @@ class BatchNormResident(BatchNormSource, ResidentNorm):
             EACH=self._each,
             KIND=self.kind,
             LANES=plan.lanes,
+            NUMBERS=self._numbers,
             OWN=self._own,
             UNROLLED=self.unrolled,
             WIDTH=plan.width,
@@ -161,8 +167,18 @@ class BatchNormResident(BatchNormSource, ResidentNorm):
 
     def store_sums(self, arguments: Arguments) -> list[str]:
         scratch, size = arguments.scratch(self.kind), f"{self.kind}({self._rows('chunk')})"
-        statistics = self.chunk_statistics("sum0", "sum1", "centres[i]", size)
-        return self._resident_cuda("merge_warps", WARPS=self.sums.block // 32, STATISTICS=statistics, SCRATCH=scratch)
+        warps, at = self.sums.block // 32, f"[lane * {self.sums.width}u + w]"
+        return self._resident_cuda(
+            "merge_warps",
+            WARPS=warps,
+            SHUFFLES=self.for_each_total("acc#[w] += __shfl_xor_sync(0xffffffffu, acc#[w], s);"),
+            STORES=self.for_each_total(f"sums[#u * {warps}u + threadIdx.x / 32u]{at} = acc#[w];"),
+            ZEROS=", ".join(self.for_each_total(f"sum# = {self.kind}(0)")),
+            ADDITIONS=" ".join(self.for_each_total(f"sum# += sums[#u * {warps}u + k][i];")),
+            STATISTICS=self.chunk_statistics("sum0", "sum1", "centres[i]", size),
+            SCRATCH=scratch,
+            TOTALS=", ".join(self.for_each_total("sum#")),
+        )
 
     def _rows(self, chunk: str) -> str:
         """Return the number of rows of a chunk."""
@@ -252,8 +268,8 @@ class BatchNormResident(BatchNormSource, ResidentNorm):
         parts = ceil_div(chunks, each)
         together = ceil_div(parts, ceil_div(parts, MERGED))
         turns = f"for (u32 k = 0; k < {together}u; ++k) if (const u32 s = s0 + (k0 + k) * {each}u; s < {chunks}u)"
-        merge = self.merge_loop(turns, f"{kind}({self._rows('s')})", ("pairs[k].v[0]", "pairs[k].v[1]"), together)
-        centre = self.merge_centre(f"load_fresh({arguments.scratch(kind)} + c * 2u)")
+        merge = self.merge_loop(turns, f"{kind}({self._rows('s')})", self.for_each_total("pairs[k].v[#]"), together)
+        centre = self.merge_centre(f"load_fresh({arguments.scratch(kind)} + c * {self._numbers}u)")
         code = PointwiseCode(Space((channels,), ("c",)), arguments, "p")
         code.known |= {value: f"parameter{number}[round]" for number, value in enumerate(step.parameters)}
         factors = self.forward_factors(code) if self.forward else self.backward_factors(code)
@@ -263,16 +279,27 @@ class BatchNormResident(BatchNormSource, ResidentNorm):
             small = PointwiseCode(code.space, arguments, "q", dict(code.known), dict(code.narrowed))
             small.compute(step.statistics_nodes, step.statistics)
             code.body += ["if (chunk == 0u && real) {", *small.lines(), "}"]
-        holes = {"PARTS": parts, "TOGETHER": together, "PAIR": self._pair(arguments, "s")}
-        body = self._resident_cuda("merge_chunks", CENTRE=centre, MERGE=merge, FINISH=code.lines(), **holes)
+        body = self._resident_cuda(
+            "merge_chunks",
+            ZEROS=", ".join(self.for_each_total(f"acc#[1] = {{{kind}(0)}}")),
+            CENTRE=centre,
+            PARTS=parts,
+            TOGETHER=together,
+            PAIR=self._pair(arguments, "s"),
+            MERGE=merge,
+            STORES=self.for_each_total(f"sums[#u * {each}u + s0][place] = acc#[0];"),
+            ADDITIONS=" ".join(self.for_each_total(f"acc#[0] += sums[#u * {each}u + k][place];")),
+            FINISH=code.lines(),
+        )
         return [*self._each_channel(body), "__syncthreads();"]
 
     def _pair(self, arguments: Arguments, chunk: str) -> str:
-        """Return the two sums of a chunk of channel `c`, as C. chunk: its number, as C."""
-        place = f"{arguments.scratch(self.kind)} + ({chunk} * {self.channels}u + c) * 2u"
+        """Return the sums of a chunk of channel `c`, as C. chunk: its number, as C."""
+        place = f"{arguments.scratch(self.kind)} + ({chunk} * {self.channels}u + c) * {self._numbers}u"
+        pack = f"Pack<{self.kind}, {self._numbers}>"
         if self.kind == "float":
-            return f"load_fresh(reinterpret_cast<const Pack<float, 2>*>({place}))"
-        return f"Pack<{self.kind}, 2>{{{{load_fresh({place}), load_fresh({place} + 1u)}}}}"
+            return f"load_fresh(reinterpret_cast<const {pack}*>({place}))"
+        return f"{pack}{{{{{', '.join(self.for_each_total(f'load_fresh({place} + #u)'))}}}}}"
 
     def write_elements(self, arguments: Arguments) -> list[str]:
         """Generate the second pass.

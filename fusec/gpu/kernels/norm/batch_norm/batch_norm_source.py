@@ -54,8 +54,8 @@ class BatchNormSource:
 
     @property
     def scratch_bytes(self) -> int:
-        """Bytes for two numbers of each chunk and channel, and the factors of each channel."""
-        return (2 * self.sums.chunks + self.factors) * self.channels * (8 if self.kind == "double" else 4)
+        """Bytes for the sums of each chunk and channel, and the factors of each channel."""
+        return (self.totals * self.sums.chunks + self.factors) * self.channels * (8 if self.kind == "double" else 4)
 
     @property
     def masked(self) -> bool:
@@ -67,7 +67,16 @@ class BatchNormSource:
     def factors(self) -> int:
         if isinstance(self.step.anchor.op, ChannelSums):
             return 0
-        return 3 if self.forward else 6 if self.masked else 4
+        return 3 if self.forward else 6 if self.masked else 4 * len(self.step.anchors)
+
+    @property
+    def totals(self) -> int:
+        """Sums of a channel: that of dy, and one for each norm (backward)."""
+        return 1 + len(self.step.anchors)
+
+    def for_each_total(self, statement: str) -> list[str]:
+        """Repeat a statement of C for each sum, whose number stands for `#`."""
+        return [statement.replace("#", str(number)) for number in range(self.totals)]
 
     def _masked_gradient(self, dy: str, centred: str, factor: str, bias: str) -> str:
         """Return dy where the norm's result, as stored, is positive, else zero."""
@@ -102,14 +111,14 @@ class BatchNormSource:
         self.accumulate(code)
         lines += loop(plan, code.lines())
         reduced = f"reduce_threads<{plan.block}, {plan.threads}, {1 if plan.row else plan.lanes}, {plan.width}>"
-        lines += [f"{reduced}(acc{n}, shared, Add());" for n in range(2)]
+        lines += self.for_each_total(f"{reduced}(acc#, shared, Add());")
         size = f"{kind}((end - begin) * {plan.vector if plan.row else 1}u)"
+        scratch, chunk = arguments.scratch(kind), "chunk" if plan.chunks > 1 else "0u"
+        place = f"(#u * {plan.chunks}u + {chunk}) * {self.channels}u + at * {plan.width}u + w"
         lines += self._cuda(
             "store_chunk",
             STATISTICS=self.chunk_statistics("acc0[w]", "acc1[w]", "around[w]", size),
-            SCRATCH=arguments.scratch(kind),
-            CHUNK="chunk" if plan.chunks > 1 else "0u",
-            CHUNKS=plan.chunks,
+            STORES=self.for_each_total(f"{scratch}[{place}] = acc#[w];"),
         )
         return arguments.early_launch(f"{self.name}_sums", lines, plan.blocks * plan.chunks, plan.block)
 
@@ -130,11 +139,14 @@ class BatchNormSource:
             where = coordinates(plan, "r", reduced=True)
             return lines + self._cuda("first_element", FIRST_ROW=first_row, COORDINATES=where, LOAD=first.lines())
         mean = PointwiseCode(space_of(step.x.type, plan, reduced=False), arguments, "m")
-        scale, around, inverse, *bias = (mean.get(v, _along_channels(v, step.x.type)) for v in step.parameters)
+        scale, around, inverse, *others = (mean.get(v, _along_channels(v, step.x.type)) for v in step.parameters)
         mean.body.append(f"around[{place}] = {around};")
+        if step.second is not None:
+            lines += self._cuda("declare_second")
+            mean.body.append(f"around2[{place}] = {others[1]};")
         if self.masked:
             lines.append(f"{kind} factor[{plan.width}], shift[{plan.width}];")
-            mean.body += [f"factor[{place}] = {inverse} * {scale};", f"shift[{place}] = {bias[0]};"]
+            mean.body += [f"factor[{place}] = {inverse} * {scale};", f"shift[{place}] = {others[0]};"]
         return lines + mean.lines()
 
     def accumulate(self, code: PointwiseCode) -> None:
@@ -151,6 +163,8 @@ class BatchNormSource:
         if self.masked:
             dy = self._masked_gradient(dy, "d", f"factor[{place}]", f"shift[{place}]")
         code.body += self._cuda("add_backward", LOSS=dy)
+        if step.second is not None:
+            code.body += self._cuda("add_second", ELEMENT=code.get(step.elements[-1]))
 
     def chunk_statistics(self, total: str, squares: str, around: str, size: str) -> list[str]:
         """Turn sums around a number into the mean of `size` elements and squares around it (forward)."""
@@ -168,18 +182,18 @@ class BatchNormSource:
         channels, chunks = self.channels, plan.chunks
         pointer = arguments.scratch(kind)
         merge = ChunkMerge(channels, chunks)
-        lines = merge.setup(kind, 2)
+        lines = merge.setup(kind, self.totals)
         by = plan.vector if plan.row else 1
         rest = plan.count - (chunks - 1) * plan.each
         size = f"s == {chunks - 1}u ? {kind}({rest * by}) : {kind}({plan.each * by})"
-        parts = (f"{pointer}[s * {channels}u + c]", f"{pointer}[({chunks}u + s) * {channels}u + c]")
+        parts = self.for_each_total(f"{pointer}[(#u * {chunks}u + s) * {channels}u + c]")
         turns = f"for (u32 s = t; s < {chunks}u; s += {merge.threads}u)"
         lines += [*self.merge_centre(f"{pointer}[c]"), *self.merge_loop(turns, size, parts)]
-        lines += merge.reduce(2)
+        lines += merge.reduce(self.totals)
         code = PointwiseCode(Space((channels,), ("c",)), arguments)
         factors = self.forward_factors(code) if self.forward else self.backward_factors(code)
         for number, factor in enumerate(factors):
-            code.body.append(f"{pointer}[{(2 * chunks + number) * channels}u + c] = {factor};")
+            code.body.append(f"{pointer}[{(self.totals * chunks + number) * channels}u + c] = {factor};")
         code.compute(step.statistics_nodes, step.statistics)
         lines += ["if (live && t == 0) {", *code.lines(), "}"]
         return arguments.early_launch(f"{self.name}_together", lines, merge.blocks, merge.block)
@@ -188,12 +202,12 @@ class BatchNormSource:
         """Define the number that squares of a channel are merged around (forward)."""
         return self._cuda("merge_centre", AROUND=around) if self.forward else []
 
-    def merge_loop(self, turns: str, size: str, parts: tuple[str, str], unrolled: int = 4) -> list[str]:
+    def merge_loop(self, turns: str, size: str, parts: Sequence[str], unrolled: int = 4) -> list[str]:
         """Add up the chunks of a channel, each thread some of them."""
-        holes = {"TURNS": turns, "MEAN": parts[0], "SQUARES": parts[1], "UNROLLED": unrolled}
+        cuda = self._cuda.bind(TURNS=turns, UNROLLED=unrolled)
         if self.forward:
-            return self._cuda("merge_forward", SIZE=size, **holes)
-        return self._cuda("merge_backward", **holes)
+            return cuda("merge_forward", SIZE=size, MEAN=parts[0], SQUARES=parts[1])
+        return cuda("merge_backward", ADDITIONS=[f"acc{number}[0] += {part};" for number, part in enumerate(parts)])
 
     def forward_factors(self, code: PointwiseCode) -> tuple[str, ...]:
         """Define mean and inverse deviation, and return the factors: mean, scale / deviation, bias."""
@@ -216,15 +230,18 @@ class BatchNormSource:
         return "mean", f"inverse * {scale}", bias
 
     def backward_factors(self, code: PointwiseCode) -> tuple[str, ...]:
-        """Define the gradients of scale and bias, and return the factors of dx."""
-        kind, count = self.kind, self.count
-        scale, mean, inverse, *bias = (code.get(v) for v in self.step.parameters)
-        code.define(self.step.anchor.results[1], f"acc1[0] * {inverse}")
-        code.define(self.step.anchor.results[2], "acc0[0]")
-        code.body.append(f"const {kind} slope = {scale} * {inverse};")
-        along = f"-slope * (acc1[0] * {inverse} * {inverse} / {kind}({count}))"
-        mask = (f"{inverse} * {scale}", *bias) if self.masked else ()
-        return mean, f"-slope * (acc0[0] / {kind}({count}))", along, "slope", *mask
+        """Define the gradients of scale and bias, and return the factors of dx, of each norm."""
+        kind, count, factors = self.kind, self.count, list[str]()
+        for number, anchor in enumerate(self.step.anchors, 1):
+            scale, mean, inverse, *bias = (code.get(v) for v in anchor.operands[2:])
+            total, slope = f"acc{number}[0]", f"slope{number}"
+            code.define(anchor.results[1], f"{total} * {inverse}")
+            code.define(anchor.results[2], "acc0[0]")
+            code.body.append(f"const {kind} {slope} = {scale} * {inverse};")
+            along = f"-{slope} * ({total} * {inverse} * {inverse} / {kind}({count}))"
+            mask = (f"{inverse} * {scale}", *bias) if self.masked else ()
+            factors += [mean, f"-{slope} * (acc0[0] / {kind}({count}))", along, slope, *mask]
+        return tuple(factors)
 
     def _elements(self) -> Launch:
         """Return the launch of the second pass, which computes and stores the elements."""
@@ -233,7 +250,7 @@ class BatchNormSource:
         lines = thread_setup(plan, kind)
         pointer = arguments.scratch(f"const {kind}")
         for number in range(self.factors):
-            at = f"{(2 * self.sums.chunks + number) * self.channels}u + at * {plan.width}u"
+            at = f"{(self.totals * self.sums.chunks + number) * self.channels}u + at * {plan.width}u"
             pack = f"Pack<{kind}, {plan.width}>"
             lines.append(f"const {pack} f{number} = load_pack<{kind}, {plan.width}>({pointer} + ({at}));")
         code = PointwiseCode(space_of(step.x.type, plan), arguments)
@@ -259,6 +276,10 @@ class BatchNormSource:
             dy = self._masked_gradient(dy, "centred", by[3], by[4]) if self.masked else dy
             text = f"{dy} * {by[2]} + (centred * {by[1]} + {by[0]})"
         code.define(step.y, text)
+        if step.second is not None:
+            mean, *by = (f"f{number}.v[{place}]" for number in range(4, 8))
+            dy, centred = code.get(step.anchor.operands[0]), f"({code.get(step.elements[-1])} - {mean})"
+            code.define(step.second.results[0], f"{dy} * {by[2]} + ({centred} * {by[1]} + {by[0]})")
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,20 @@ class BatchNormStreamed(BatchNormResident):
         made = [v for v in self._moved if v not in given]
         if self.figures.sm < ASYNCHRONOUS or not set(given) <= set(self._first) or self.resident < 0:
             return False
-        return self.resident == self.turns or all(v in self.step.prologue_outputs and self._is_copied(v) for v in made)
+        has_memory = all(self._memory_of(v) is not None and self._is_copied(v) for v in made)
+        return self.resident == self.turns or has_memory
+
+    def _memory_of(self, element: Value) -> Value | None:
+        """Return the value in whose memory a computed element is between the passes; None if there is none.
+
+        If the step does not store the gradient of two norms, it is there where the first norm's result will be. The
+        thread that writes an element of the result has read its gradient before.
+        """
+        if element in self.step.prologue_outputs:
+            return element
+        is_common = self.step.second is not None and element is self.step.anchor.operands[0]
+        has_place = self.step.y in self.step.epilogue_outputs and self.step.y.type == element.type
+        return self.step.y if is_common and has_place else None
 
     @property
     def resident(self) -> int:
@@ -60,7 +73,7 @@ class BatchNormStreamed(BatchNormResident):
 
     @property
     def _slots(self) -> int:
-        room = self.figures.dynamic_bytes - self._sum_bytes - self._staged_bytes
+        room = self.figures.dynamic_bytes - self.sum_bytes - self._staged_bytes
         return max(0, min(self.turns, room // self._turn_bytes))
 
     @property
@@ -95,10 +108,10 @@ class BatchNormStreamed(BatchNormResident):
         return dilates([*self.step.prologue, *self.step.epilogue]) or {}
 
     def _is_copied(self, value: Value) -> bool:
-        numbers = self.step.anchor.operands[len(self.step.elements) :]
         sizes = COPIED_BYTES if value not in self._dilated else COPIED_BYTES[-1:]  # of copies of zeros
         whole = value.type.dtype.bits >= 8 and self._pack_bytes(value) in sizes
-        return (whole or self._shares_word(value)) and value not in numbers and self._space.is_pack(value.type)
+        is_number = value in self.step.numbers
+        return (whole or self._shares_word(value)) and not is_number and self._space.is_pack(value.type)
 
     def _inputs(self, nodes: Sequence[Node]) -> tuple[Value, ...]:
         return tuple(v for v in inputs_of(nodes) if self._is_copied(v))
@@ -106,14 +119,14 @@ class BatchNormStreamed(BatchNormResident):
     @cached_property
     def _first(self) -> tuple[Value, ...]:
         """The values that are copied for the first pass."""
-        return self._inputs([*self.step.prologue, self.step.anchor])
+        return self._inputs([*self.step.prologue, *self.step.anchors])
 
     @cached_property
     def _second(self) -> tuple[Value, ...]:
         """The values other than elements that are copied for the second pass."""
         step = self.step
         late = self._inputs([*step.prologue_without(step.elements), *step.epilogue])
-        return tuple(v for v in late if v not in self._moved and v is not step.y)
+        return tuple(v for v in late if v not in self._moved and v.node not in step.anchors)
 
     def _staged(self, values: Sequence[Value]) -> tuple[Value, ...]:
         """Return the values that are copied to memory of their own."""
@@ -211,6 +224,12 @@ class BatchNormStreamed(BatchNormResident):
             code.head.append(f"{self._pack(value)} made{number};")
             code.body.append(f"made{number}.v[j] = {code.as_stored(value)};")
             code.tail.append(f"{self._slot_of(value)} = made{number};")
+            memory = self._memory_of(value)
+            if self.resident < self.turns and memory is not None and memory is not value:
+                pack = f"{C_TYPES[value.type.dtype]}, {self.sums.vector}"
+                place = f"{arguments.write(memory)} + ({self._space.offset(memory.type)})"
+                is_read_again = f"turn >= {self.resident}u && turn < {self.turns - self.depth}u"
+                code.tail.append(f"if ({is_read_again}) store_pack<{pack}>({place}, made{number});")
         copy = self._turn("ahead", copies)
         stream = self._streamed_cuda("stream", BODY=self._turn("step", code.lines()), COPY=copy)
         return [*self.place(), *self._streamed_cuda("begin", COPY=copy), *self.begin_sums(arguments), *stream]
@@ -241,9 +260,9 @@ class BatchNormStreamed(BatchNormResident):
         code = PointwiseCode(self._space, arguments, "w")
         again: list[str] = []
         for number, value in enumerate(self._moved):
-            made = value.node in self.step.prologue
+            memory = self._memory_of(value) if value.node in self.step.prologue else None
             if self.resident < self.turns:
-                pointer = arguments.write(value) if made else arguments.read(value)
+                pointer = arguments.read(value) if memory is None else arguments.write(memory)
                 again.append(self._copy(self._slot_of(value), pointer, value))
             code.head.append(f"const {self._pack(value)} element{number} = {self._slot_of(value)};")
             code.known[value] = f"wide(element{number}.v[j])"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fusec.ir import TensorType
-from fusec.ops import InstanceNorm, LayerNormBackward, MaxPool, Reduce
+from fusec.ops import BatchNormBackward, InstanceNorm, LayerNormBackward, MaxPool, Reduce
 from fusec.testing.generators.graph_builder import RandomGraph
 from fusec.testing.generators.motifs.kernels.parts import image_input, image_side, op_with_epilogue
 from fusec.testing.generators.motifs.layers import ACTIVATIONS
@@ -27,9 +27,15 @@ def row_reduction(b: RandomGraph) -> None:
 
 
 def batch_norm(b: RandomGraph) -> None:
-    """Draw a batch norm of training or its gradients, in any layout, with pointwise ops after it."""
+    """Draw a batch norm of training or its gradients, in any layout, with pointwise ops after it.
+
+    Sometimes another norm has the same gradient, as that of a shortcut.
+    """
     x = image_input(b, b.pick([4, 8, 3, 17]), image_side(b), image_side(b))
     op_with_epilogue(b, x, b.pick(["batch_norm_train", "batch_norm_backward", "channel_sums", "batch_norm_by_sums"]))
+    norm = next((node for node in b.graph.nodes if node.op == BatchNormBackward()), None)
+    if norm is not None and b.chance(50):
+        b.insert(BatchNormBackward(), norm.operands[0], b.like(x), *norm.operands[2:])
 
 
 def layer_norm_backward(b: RandomGraph) -> None:
