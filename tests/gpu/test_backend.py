@@ -313,9 +313,9 @@ def test_the_fastest_variant_of_a_kernel_is_chosen(machine: Machine) -> None:
     from fusec.gpu.launch.kernel_launcher import Launcher
     from fusec.gpu.measure.random_inputs import RandomInputs
 
-    conv = Conv((1, 1), (1, 1, 1, 1), (1, 1), 8)
+    conv = Conv((1, 1), (2, 2, 2, 2), (1, 1), 8)
     case = build_case(
-        "dw", [last(DType.F32, 2, 8, 6, 6), last(DType.F32, 8, 1, 3, 3)], lambda g, x, w: g.add(conv, x, w)
+        "dw", [last(DType.F32, 2, 8, 8, 8), last(DType.F32, 8, 1, 5, 5)], lambda g, x, w: g.add(conv, x, w)
     )
     kernel, launcher = case.kernel, Launcher()
     assert kernel is not None and len(kernel.others) > 1 and not launcher.is_measured(kernel)
