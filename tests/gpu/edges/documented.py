@@ -153,6 +153,14 @@ DOCUMENTED = (
         "inf|max",
     ),
     Documented(
+        "convolution in groups of a few channels: NaN where another group has NaN or an infinity",
+        "cuDNN also multiplies the channels of neighbouring groups, by zeros",
+        ("nan for a number",),
+        ("cudnn",),
+        r"^groups of ",
+        "nan|inf",
+    ),
+    Documented(
         "norms, their gradients, squeeze-and-excitation near the largest number of fp32: NaN, infinity or the bias",
         "sums and squares are computed in fp32, and overflow",
         NUMBERS,

@@ -48,7 +48,7 @@ def quantised(image: tuple[int, int, int, int], filters: int, residual: bool = F
 
     types = [last(I8, *image)] + [last(I8, n, filters, height, width)] * residual
     made = build(f"i8 3x3 {image} {filters} {residual}", types, make, bytes_drawn, exact=True)
-    return replace(made, figures=FEW)
+    return replace(made, figures=FEW, fused=True)
 
 
 def trained(op: Conv | ConvTranspose, image: tuple[int, int, int, int], filters: int) -> Case:
