@@ -567,6 +567,27 @@ def test_a_peer_that_a_new_row_lacks_keeps_its_time_with_its_commit(tmp_path: Pa
     assert row["elsewhere"] == {"compile": {"median_ms": 3, "commit": "old"}}
 
 
+def test_a_model_timed_without_peers_keeps_the_row_with_them(tmp_path: Path) -> None:
+    here, there = tmp_path / "here" / "peers.json", tmp_path / "there" / "peers.json"
+    case: dict[str, Any] = {"model": "m", "batch": 1}
+    both = {"fusec": {"median_ms": 2.0}, "xla": {"median_ms": 3.0}}
+    old = {**case, "commit": "old", "date": "d", "times": both}
+    new = {**case, "commit": "new", "date": "e", "times": {"fusec": {"median_ms": 1.9}}}
+    for path, row in ((here, old), (there, new)):
+        path.parent.mkdir()
+        path.write_text(json.dumps({"gpu": "A", "rows": [row]}))
+    merge(there, here.parent)
+    again = {"median_ms": 1.9, "commit": "new"}
+    assert json.loads(here.read_text())["rows"] == [{**old, "again": again}]
+    later = {"median_ms": 1.8, "commit": "later"}
+    there.write_text(
+        json.dumps({"gpu": "A", "rows": [{**new, "commit": "later", "times": {"fusec": {"median_ms": 1.8}}}]})
+    )
+    merge(there, here.parent)
+    assert json.loads(here.read_text())["rows"] == [{**old, "again": later}]
+    assert results_page._again({"again": later}) == "; 1.800 at later"
+
+
 def test_the_onnx_suite_counts_each_case_once() -> None:
     found = {
         ("Node", "test_add"): Outcome(),

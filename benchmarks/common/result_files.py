@@ -149,7 +149,8 @@ def merge(file: Path, results: Path = RESULTS) -> None:
     """Add rows measured on another machine to the result file of the same name; they keep their commits.
 
     A row of benchmarks/kernels/leave_one_out.py that is a part has some families; the others keep their figures. A
-    decoder's prompt does so where its token alone was timed.
+    decoder's prompt does so where its token alone was timed. A model that was timed without its peers keeps the row
+    of the run with them, which names the new time, too.
     """
     data = json.loads(file.read_text())
     of_all = {name: data.pop(name) for name in ("date", "commit") if name in data}  # of rows of one run
@@ -162,6 +163,8 @@ def merge(file: Path, results: Path = RESULTS) -> None:
         if "prompt_times" in found and "prompt_times" not in row:  # of a decoder whose token alone was timed
             prompt = {name: value for name, value in found.items() if name.startswith("prompt_")}
             new = {"prompt_commit": found["commit"], **prompt, **new}
+        if file.name == "peers.json" and found and [*row["times"]] == ["fusec"] != [*found["times"]]:
+            new = {**found, "again": {**row["times"]["fusec"], "commit": new["commit"]}}
         write_row(path, data, new["commit"], new, key)
 
 

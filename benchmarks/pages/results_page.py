@@ -216,6 +216,17 @@ def _channels_last_note(data: dict[str, Any]) -> str:
     return "†: fusec's inputs and outputs are channels last, too; in the other rows they are row-major. "
 
 
+def _again(row: dict[str, Any]) -> str:
+    """Return the time of a later run without peers."""
+    return f"; {row['again']['median_ms']:.3f} at {row['again']['commit'][:7]}" if "again" in row else ""
+
+
+def _again_note(data: dict[str, Any]) -> str:
+    if not any("again" in row for row in data["rows"]):
+        return ""
+    return "A second time of fusec is that of a later run without peers, at the commit named next to it. "
+
+
 def _best_peer(row: dict[str, Any], names: Mapping[str, str]) -> str:
     """Return how much faster fusec is than the fastest peer, and which that is, also if another run timed it."""
     times = row.get("elsewhere", {}) | row["times"]
@@ -247,7 +258,7 @@ def peers() -> list[str]:
             [
                 row["model"] + (f" ({row['commit'][:7]})" if "commit" in row else ""),
                 row["batch"],
-                ms["fusec"] + ("†" if row.get("inputs") == "channels last" else ""),
+                ms["fusec"] + ("†" if row.get("inputs") == "channels last" else "") + _again(row),
                 *(_peer_ms(row, who, ms) for who in names),
                 _best_peer(row, names),
                 f"{row['limit_ms']:.3f}",
@@ -276,8 +287,8 @@ def peers() -> list[str]:
         f"with deciles; all take turns in random order. {''.join(how[who][1] for who in names)}Limit: the roofline of "
         "the steps. Cold: from the model's bytes to the first result with empty caches, with timing of plans. Warm: "
         "with cached choices. Errors are relative L2 against torch in fp32. A commit after a model: the row was "
-        "measured at "
-        f"that commit. {_products_note(data)}{_channels_last_note(data)}{data.get('note', '')}".rstrip(),
+        f"measured at that commit. {_products_note(data)}{_channels_last_note(data)}{_again_note(data)}"
+        f"{data.get('note', '')}".rstrip(),
         "",
         "![medians](peers.svg)",
         "",
