@@ -158,14 +158,15 @@ def merge(file: Path, results: Path = RESULTS) -> None:
     for row in data.pop("rows"):
         found = earlier_row(path, row, key)
         new = {**of_all, **row, **(_elsewhere(found, row) if found and "times" in row else {})}
+        commit = new["commit"]
         if found and row.get("part"):
             new["without"] = found["without"] | row["without"]
         if "prompt_times" in found and "prompt_times" not in row:  # of a decoder whose token alone was timed
             prompt = {name: value for name, value in found.items() if name.startswith("prompt_")}
             new = {"prompt_commit": found["commit"], **prompt, **new}
         if file.name == "peers.json" and found and [*row["times"]] == ["fusec"] != [*found["times"]]:
-            new = {**found, "again": {**row["times"]["fusec"], "commit": new["commit"]}}
-        write_row(path, data, new["commit"], new, key)
+            new = {**found, "again": {**row["times"]["fusec"], "commit": commit}}
+        write_row(path, data, commit, new, key)
 
 
 def _elsewhere(before: Mapping[str, Any], row: Mapping[str, Any]) -> dict[str, Any]:
