@@ -322,6 +322,15 @@ QUANTISED: tuple[Mutant, ...] = (
         "gpu/kernels/convolution/test_resident_filters.py",
     ),
     _m(
+        "padding_filters_stored",
+        "quantised",
+        "gpu/kernels/convolution/resident_filters.py",
+        "FILTERS_FIT=c_bool(self.y.shape[1] == self._all_filters)",
+        "FILTERS_FIT=c_bool(True)",
+        "results of filters that only complete a product overwrite those of the next position",
+        "gpu/kernels/convolution/test_resident_filters.py",
+    ),
+    _m(
         "taps_not_reversed",
         "quantised",
         "gpu/kernels/convolution/resident_filters.cuh",
