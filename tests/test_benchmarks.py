@@ -32,7 +32,7 @@ from benchmarks.common.attempt import TooLongError, within
 from benchmarks.common.live_rows import LiveRows
 from benchmarks.common.result_files import KEYS, ROOT, merge, parser, write_row
 from benchmarks.common.step_pairs import NamedStep, named_steps, step_pairs, table
-from benchmarks.kernels import fusion_penalties, leave_one_out, packed_products
+from benchmarks.kernels import fusion_penalties, kernel_times, leave_one_out, packed_products
 from benchmarks.models import ablation
 from benchmarks.pages import kernel_table, results_of_quantised, results_of_sample, results_page
 from benchmarks.serving import call_overhead, several_gpus
@@ -565,6 +565,18 @@ def test_a_peer_that_a_new_row_lacks_keeps_its_time_with_its_commit(tmp_path: Pa
     assert merged == {key: value for key, value in old.items() if key != "rows"}
     assert (row["commit"], row["times"]) == ("new", times)
     assert row["elsewhere"] == {"compile": {"median_ms": 3, "commit": "old"}}
+
+
+def test_times_of_kernels_and_of_models_have_files_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[Path] = []
+    monkeypatch.setattr(kernel_times, "time_kernels", lambda names, output, commit: written.append(output))
+    monkeypatch.setattr(leave_one_out, "main", lambda names, settings, output, commit: written.append(output))
+    for name, options in (("kernel_times.json", []), ("leave_one_out.json", ["--leave-one-out"])):
+        monkeypatch.setattr(sys, "argv", ["kernel_times", *options, "--output", str(tmp_path / name)])
+        kernel_times.main()
+    assert [path.name for path in written] == ["kernel_times.json", "leave_one_out.json"]
 
 
 def test_a_model_timed_without_peers_keeps_the_row_with_them(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from fusec.ops import Gather
 from fusec.schedule.program import inputs_of, outputs_of
 from fusec.targets.target import Target
 
-NAME = "kernel_times.json"
+NAME, LEAVE_ONE_OUT = "kernel_times.json", "leave_one_out.json"
 RUNS = 20
 
 
@@ -44,7 +44,7 @@ def kernel_of(types: Sequence[TensorType], make: Callable[..., Any], target: Tar
 
 
 def main() -> int:
-    options = parser(__doc__, "leave_one_out.json")
+    options = parser(__doc__, LEAVE_ONE_OUT if "--leave-one-out" in sys.argv else NAME)
     options.add_argument("names", nargs="*", help="parts of the cases' names, or MODEL:BATCH[:FORM]")
     options.add_argument("--leave-one-out", action="store_true", help="measure models, and write the result file")
     options.add_argument("--families", default="", help="the families to leave out, separated by commas; all if empty")
@@ -57,7 +57,7 @@ def main() -> int:
             options.error(f"there are no families {', '.join(sorted(unknown))}")
         settings = leave_one_out.Settings(families, given.seconds, given.dry)
         return leave_one_out.main(given.names, settings, given.output, given.commit)
-    time_kernels(given.names, given.output.with_name(NAME), given.commit)
+    time_kernels(given.names, given.output, given.commit)
     return 0
 
 

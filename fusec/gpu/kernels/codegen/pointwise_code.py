@@ -27,6 +27,7 @@ from fusec.gpu.kernels.codegen.kernel import (
 from fusec.gpu.kernels.codegen.op_table import expression, literal, pattern
 from fusec.ir import DType, Node, Value, is_scale
 from fusec.ops import Cast, Dilate, Pointwise, Relayout
+from fusec.schedule.program import inputs_of
 
 BYTES = (DType.I8, DType.U8, DType.F8E4M3)  # types of quantised activations
 FLOAT8_LARGEST = 448.0  # of f8e4m3
@@ -337,11 +338,29 @@ def widest_vector(
     smallest = min((t.dtype.itemsize for t in types), default=1)
     vector = min(most, max(1, VECTOR_BYTES // smallest))
     while vector > 1:
-        whole = not exact or size % vector == 0
-        if whole and all(own != 1 or all(s % vector == 0 for s in others) for own, *others in steps):
+        if (not exact or size % vector == 0) and move_packs(steps, vector):
             return vector
         vector //= 2
     return 1
+
+
+def move_packs(steps: Iterable[Sequence[int]], vector: int) -> bool:
+    """Tell if one load or store of each tensor moves `vector` neighbours along a dim, or all are the same element.
+
+    steps: for each tensor its stride along the dim, and then its strides along all other dims, as from `strides_from`.
+    """
+    return all(own != 1 or all(stride % vector == 0 for stride in others) for own, *others in steps)
+
+
+def moves_packs(result: Value, rest: Sequence[Node], outputs: Sequence[Value], vector: int) -> bool:
+    """Tell if one load or store moves `vector` neighbouring channels of what an epilogue reads and a step stores.
+
+    result: the first result, of a convolution. It is in registers, so the epilogue does not load it.
+    rest: the epilogue.
+    """
+    read = [v for v in inputs_of(rest) if v is not result]
+    types = [v.type for v in (*read, *outputs) if v.type.size != 1]
+    return move_packs((strides_from(type, result.type.rank, 1) for type in types), vector)
 
 
 def stride_along(type: Strided, rank: int, dim: int) -> int:

@@ -24,10 +24,9 @@ from fusec.gpu.kernels.codegen.kernel import (
     with_variants,
 )
 from fusec.gpu.kernels.codegen.mma_tiles import can_follow
-from fusec.gpu.kernels.codegen.pointwise_code import PointwiseCode, Space, split_index, strides_from
+from fusec.gpu.kernels.codegen.pointwise_code import PointwiseCode, Space, moves_packs, split_index
 from fusec.ir import Node, TensorType, Value
 from fusec.ops import Conv
-from fusec.schedule.program import inputs_of
 
 OCTET, OCTET_BYTES = 8, 16  # channels of one row of a tile
 DEPTH = 16  # channels of a product
@@ -178,7 +177,7 @@ def grouped_conv1d(nodes: Sequence[Node], outputs: Sequence[Value], figures: Gpu
     if not _fits(conv) or any(v.type.shape != y.type.shape for v in (*outputs, *(node.result for node in rest))):
         return None
     sources = [_Source(conv, rest, outputs, groups) for groups in GROUPS]
-    fit = [s for s in sources if s.resident_bytes <= figures.dynamic_bytes and _moves_packs(s)]
+    fit = [s for s in sources if s.resident_bytes <= figures.dynamic_bytes and moves_packs(y, rest, outputs, s.own)]
     fit.sort(key=lambda source: ceil_div(y.type.shape[2], source.positions) * source.positions)
     name = "+".join(node.op.name for node in nodes)
     return with_variants(Kernel(name, (source.launch(),)) for source in fit)
@@ -197,14 +196,6 @@ def _fits(conv: Node) -> bool:
         return False
     far = max(v.type.span for v in (x, w, y)) >= 1 << 31
     return not far and x.type.strides[1] == 1 and not any(x.type.strides[d] % OCTET for d in (0, 2))
-
-
-def _moves_packs(source: _Source) -> bool:
-    """Tell if one load or store moves the neighbours of a result that a thread handles together."""
-    values = (*inputs_of(source.rest), *source.outputs)
-    types = [v.type for v in values if v.type.size != 1 and v is not source.conv.result]
-    steps = (strides_from(type, 3, 1) for type in types)
-    return all(first != 1 or all(s % source.own == 0 for s in others) for first, *others in steps)
 
 
 def _in_order_of_use(w: TensorType, groups: int, own: int) -> TensorType:

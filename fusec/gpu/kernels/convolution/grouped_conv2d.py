@@ -17,7 +17,7 @@ from fusec.gpu.kernels.codegen.cuda_template import Filling, c_bool, cuda_templa
 from fusec.gpu.kernels.codegen.gpu_figures import GpuFigures
 from fusec.gpu.kernels.codegen.kernel import C_TYPES, HALVES, Arguments, Kernel, Launch, by_value
 from fusec.gpu.kernels.codegen.mma_tiles import can_follow
-from fusec.gpu.kernels.codegen.pointwise_code import PointwiseCode, Space, split_index, strides_from
+from fusec.gpu.kernels.codegen.pointwise_code import PointwiseCode, Space, moves_packs, split_index
 from fusec.gpu.kernels.convolution.grouped_conv2d_tiling import (
     DEPTH,
     MOST_CHANNELS,
@@ -28,7 +28,6 @@ from fusec.gpu.kernels.convolution.grouped_conv2d_tiling import (
 )
 from fusec.ir import Node, Value
 from fusec.ops import Conv
-from fusec.schedule.program import inputs_of
 
 MOST_TAPS = 25  # because all are unrolled
 BUNDLED = (4, 8, 24)  # channels of a group, of which several are multiplied together
@@ -144,9 +143,10 @@ def grouped_conv2d(nodes: Sequence[Node], outputs: Sequence[Value], figures: Gpu
     if not _fits(conv) or any(v.type.shape != y.type.shape for v in (*outputs, *(node.result for node in rest))):
         return None
     tiling = tiling_of(conv, figures)
-    if tiling is None or not _moves_packs(source := _Source(conv, rest, outputs, tiling)):
+    if tiling is None or not moves_packs(y, rest, outputs, tiling.own):
         return None
-    return Kernel("+".join(node.op.name for node in nodes), (source.launch(),))
+    launch = _Source(conv, rest, outputs, tiling).launch()
+    return Kernel("+".join(node.op.name for node in nodes), (launch,))
 
 
 def _fits(conv: Node) -> bool:
@@ -164,11 +164,3 @@ def _fits(conv: Node) -> bool:
     if not 1 < math.prod(window) <= MOST_TAPS or max(v.type.span for v in (x, w, y)) >= 1 << 31:
         return False
     return x.type.strides[1] == 1 and not any(x.type.strides[d] % OCTET for d in (0, 2, 3))
-
-
-def _moves_packs(source: _Source) -> bool:
-    """Tell if one load or store moves the neighbours of a result that a thread handles together."""
-    values = (*inputs_of(source.rest), *source.outputs)
-    types = [v.type for v in values if v.type.size != 1 and v is not source.conv.result]
-    steps = (strides_from(type, 4, 1) for type in types)
-    return all(first != 1 or all(s % source.tiling.own == 0 for s in others) for first, *others in steps)

@@ -3,6 +3,7 @@
 Images are one sequence of positions: a row has one position of padding before it, an image one row of padding. So the
 operands of all nine taps are the same positions, shifted. A block visits neighbouring positions. It copies each once
 to a ring in shared memory, where warpgroups read it nine times. Results of padding are computed, but not stored.
+Zeros in shared memory complete channels and filters to numbers that products take.
 The gradient of the image is such a convolution, too, with filters that are transposed while they are loaded.
 """
 
@@ -19,7 +20,7 @@ from fusec.gpu.kernels.codegen.cuda_template import CudaTemplate, Filling, c_boo
 from fusec.gpu.kernels.codegen.gpu_figures import GpuFigures
 from fusec.gpu.kernels.codegen.kernel import C_TYPES, HALVES, Arguments, Kernel, Launch, ceil_div, with_variants
 from fusec.gpu.kernels.codegen.mma_tiles import can_follow
-from fusec.gpu.kernels.codegen.pointwise_code import PointwiseCode, Space, strides_from
+from fusec.gpu.kernels.codegen.pointwise_code import PointwiseCode, Space, moves_packs
 from fusec.ir import DType, Node, TensorType, Value, channels_last
 from fusec.ops import Conv, ConvTranspose
 from fusec.schedule.program import inputs_of
@@ -292,7 +293,7 @@ def resident_filters(nodes: Sequence[Node], outputs: Sequence[Value], figures: G
     if any(v.type.shape != y.type.shape for v in (*outputs, *(v for node in rest for v in node.results))):
         return None
     *sources, small = [ResidentFiltersSource(conv, rest, outputs, figures, groups) for groups in (*GROUPS, 1)]
-    if not _moves_packs(small):
+    if not moves_packs(y, rest, outputs, small.own):
         return None
     name = "+".join(node.op.name for node in nodes)
     fit = [source for source in sources if source.resident_bytes <= figures.dynamic_bytes]
@@ -324,11 +325,3 @@ def _fits(conv: Node, rest: Sequence[Node]) -> bool:
         return False
     others = (stride for dim, stride in enumerate(x.type.strides) if dim != 1)
     return x.type.strides[1] == 1 and not any(stride % pack for stride in others)
-
-
-def _moves_packs(source: ResidentFiltersSource) -> bool:
-    """Tell if one load or store moves the neighbours of a result that a thread handles together."""
-    values = (*inputs_of(source.rest), *source.outputs)
-    types = [v.type for v in values if v.type.size != 1 and v is not source.conv.result]
-    steps = (strides_from(type, 4, 1) for type in types)
-    return all(first != 1 or all(s % source.own == 0 for s in others) for first, *others in steps)

@@ -111,6 +111,14 @@ def test_other_convolutions_have_no_kernel(case: Case) -> None:
     assert resident_filters(case.nodes, case.outputs, FIGURES) is None
 
 
+@pytest.mark.parametrize(("width", "has_kernel"), [(72, True), (68, False)])
+def test_what_is_stored_in_a_larger_tensor_has_aligned_rows(width: int, has_kernel: bool) -> None:
+    case = convolved(SAME)
+    y = case.nodes[0].result
+    case.graph.set_type(y, replace(y.type, within=(2, width, 60, 60)))
+    assert (resident_filters(case.nodes, case.outputs, FIGURES) is not None) == has_kernel
+
+
 def test_filters_that_a_launch_writes_are_read_after_the_wait_for_it() -> None:
     for case in (convolved(SAME), trained(SAME, (2, 64, 20, 19), 64), trained(GRADIENT, (2, 64, 20, 19), 64)):
         kernel = resident_filters(case.nodes, case.outputs, FIGURES)

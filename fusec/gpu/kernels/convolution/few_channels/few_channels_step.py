@@ -10,7 +10,7 @@ from fusec.gpu.kernels.codegen.byte_code import ByteCode
 from fusec.gpu.kernels.codegen.cuda_template import CudaTemplate, c_bool, cuda_template
 from fusec.gpu.kernels.codegen.gpu_figures import GpuFigures
 from fusec.gpu.kernels.codegen.kernel import C_TYPES, Arguments
-from fusec.gpu.kernels.codegen.pointwise_code import PointwiseCode, Space, strides_from
+from fusec.gpu.kernels.codegen.pointwise_code import PointwiseCode, Space, move_packs, strides_from
 from fusec.ir import Node, TensorType, Value, channels_last
 from fusec.ops import Conv, Pad
 
@@ -85,10 +85,7 @@ class FewChannels:
         """
         values = (*self.outputs, *(v for node in (*self.rest, *after) for v in node.operands))
         types = [v.type for v in values if v.type.size != 1]
-        return all(
-            first != 1 or not any(stride % own for stride in others)
-            for first, *others in (strides_from(t, self.rank, 1) for t in types)
-        )
+        return move_packs((strides_from(t, self.rank, 1) for t in types), own)
 
     def load_filters(self, cuda: CudaTemplate, arguments: Arguments) -> list[str]:
         """Return the code of the fragment `load_filters`."""

@@ -11,7 +11,7 @@ from fusec.gpu.kernels.codegen.byte_code import BYTE_PRODUCT, SMALL, START, Byte
 from fusec.gpu.kernels.codegen.cuda_template import CudaTemplate, c_bool, cuda_template
 from fusec.gpu.kernels.codegen.gpu_figures import GpuFigures
 from fusec.gpu.kernels.codegen.kernel import BLOCK, Arguments, Kernel, Launch, ceil_div, with_variants
-from fusec.gpu.kernels.codegen.pointwise_code import Space, split_index, strides_from
+from fusec.gpu.kernels.codegen.pointwise_code import Space, move_packs, split_index, strides_from
 from fusec.gpu.kernels.product.product_step import ProductStep
 from fusec.ir import DType, Value
 from fusec.schedule.program import inputs_of
@@ -249,4 +249,4 @@ def _fits_vector(step: ProductStep, vector: int, outputs: Sequence[Value]) -> bo
         return False
     types = [v.type for v in (*inputs_of(step.epilogue), *outputs) if v.type.size != 1 and v is not step.product.result]
     steps = (strides_from(type, step.y.rank, step.along) for type in types)
-    return all(first != 1 or all(s % vector == 0 for s in others) for first, *others in steps)
+    return move_packs(steps, vector)
