@@ -2,8 +2,10 @@
 
 Usage: python -m benchmarks.compile_time.warm_start [MODEL...], on a machine with a GPU; without one, in simulation. A
 model is one of benchmarks/compile_time/models.py, or NAME:BATCH of benchmarks/common/model_zoo.py, which needs torch.
-The first process starts with empty caches, and the others (--turns) with those that it filled. Precision is fp16.
-Writes benchmarks/results/warm_start.json: the first process, and the median of the others by their time.
+The first process starts with empty caches, and the others (--turns) with those that it filled. `--together 8` also
+starts eight processes at the same time, which share empty caches. Precision is fp16. Writes
+benchmarks/results/warm_start.json: the first process, the median of the others by their time, and the slowest of those
+that start together.
 """
 
 from __future__ import annotations
@@ -53,17 +55,18 @@ def child(path: str, tune: str, started: float) -> dict[str, Any]:
     }
 
 
-def measure(model: str, tune: str, turns: int) -> list[dict[str, Any]]:
-    """Return the rows of a model: cold and warm."""
+def measure(model: str, tune: str, turns: int, together: int = 0) -> list[dict[str, Any]]:
+    """Return the rows of a model: cold, warm, and of processes that start together, if there are any."""
     with tempfile.TemporaryDirectory() as folder:
-        path, cache = Path(folder) / "model.onnx", Path(folder) / "cache"
+        path = Path(folder) / "model.onnx"
         _write(model, path)
-        environment = {**os.environ, "FUSEC_CACHE": str(cache), **compiler_caches(cache)}
-        environment.pop("PYTHONDONTWRITEBYTECODE", None)  # the modules of an installed package are compiled
-        found = [_started(path, tune, environment) for _ in range(1 + turns)]
         weights = path.stat().st_size
-    warm = sorted(found[1:], key=lambda row: row["first_result_s"])
+        found = [_together(path, tune, Path(folder) / "cache", 1)[0] for _ in range(1 + turns)]
+        others = _together(path, tune, Path(folder) / "other", together)
+    warm = sorted(found[1:], key=_first_result_s)
     rows = {"cold": found[0], "warm": warm[(len(warm) - 1) // 2]}
+    if others:
+        rows[f"{together} together"] = max(others, key=_first_result_s)
     return [{"model": model, "turn": turn, "tune": tune, "weights_bytes": weights, **row} for turn, row in rows.items()]
 
 
@@ -79,19 +82,25 @@ def _write(model: str, path: Path) -> None:
     path.write_bytes(model_zoo.exported(*model_zoo.make(name, int(batch))))
 
 
-def _started(path: Path, tune: str, environment: dict[str, str]) -> dict[str, Any]:
-    command = ["-m", "benchmarks.compile_time.warm_start", "--child", str(path), tune, str(time.time())]
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", *command],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if done.returncode:
-        raise SystemExit(done.stderr)
-    return json.loads(done.stdout.splitlines()[-1])
+def _first_result_s(row: dict[str, Any]) -> float:
+    return row["first_result_s"]
+
+
+def _together(path: Path, tune: str, cache: Path, count: int) -> list[dict[str, Any]]:
+    """Start processes at the same time, and return what each measured."""
+    environment = {**os.environ, "FUSEC_CACHE": str(cache), **compiler_caches(cache)}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # the modules of an installed package are compiled
+    command = [sys.executable, "-W", "ignore", "-m", "benchmarks.compile_time.warm_start", "--child", str(path), tune]
+    processes: list[subprocess.Popen[str]] = []
+    for _ in range(count):
+        started = [*command, str(time.time())]
+        pipe = subprocess.PIPE
+        processes.append(subprocess.Popen(started, cwd=ROOT, env=environment, stdout=pipe, stderr=pipe, text=True))
+    texts = [process.communicate() for process in processes]
+    for process, (_, errors) in zip(processes, texts, strict=True):
+        if process.returncode:
+            raise SystemExit(errors)
+    return [json.loads(output.splitlines()[-1]) for output, _ in texts]
 
 
 def main() -> int:
@@ -102,10 +111,11 @@ def main() -> int:
     options.add_argument("models", nargs="*", metavar="MODEL", help=f"default: {', '.join(MODELS)}")
     options.add_argument("--tune", default="quick", choices=("none", "quick", "full"))
     options.add_argument("--turns", type=int, default=3, help="warm starts of each model")
+    options.add_argument("--together", type=int, default=0, help="processes that start at the same time")
     given = options.parse_args()
     machine = gpu() if device.detect() is not None else {"gpu": "none"}
     for model in given.models or MODELS:
-        for row in measure(model, given.tune, given.turns):
+        for row in measure(model, given.tune, given.turns, given.together):
             row["cores"] = os.cpu_count()
             print(row, flush=True)
             write_row(given.output, machine, given.commit, row, KEYS["warm_start.json"])

@@ -7,10 +7,12 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
+from fusec.system import machine_locks
 from fusec.system.machine_locks import FOLDER, MachineLocks
 
 HOLDER = """
@@ -89,6 +91,39 @@ def test_one_waits_for_the_claim_of_another(tmp_path: Path) -> None:
 
     with locks.claim("ab" * 32, check):
         assert len(waited) >= 3
+
+
+def test_who_waits_opens_each_file_once_and_closes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Opening files is slow on some machines, and many processes wait at the same time."""
+    opened: list[str] = []
+    one, other, waited = MachineLocks(tmp_path, 2), MachineLocks(tmp_path, 2), list[int]()
+    original = machine_locks._OpenFiles._open
+
+    def recorded(files: machine_locks._OpenFiles, name: str) -> int:
+        opened.append(name)
+        return original(files, name)
+
+    def check() -> None:
+        waited.append(0)
+        if len(waited) == 5:
+            held.close()
+
+    before = {each.name for each in Path("/proc/self/fd").iterdir()}
+    with ExitStack() as held:
+        held.enter_context(one.slot(stop))
+        held.enter_context(one.slot(stop))
+        monkeypatch.setattr(machine_locks._OpenFiles, "_open", recorded)
+        with other.slot(check):
+            assert len(waited) >= 5 and opened == ["slot-0", "slot-1"]
+            with one.free_slot() as is_free:
+                assert is_free
+    assert {each.name for each in Path("/proc/self/fd").iterdir()} <= before
+
+
+def test_slots_of_other_work_are_other_slots(tmp_path: Path) -> None:
+    one, other = MachineLocks(tmp_path, 1), MachineLocks(tmp_path, 1, "compiler")
+    with one.slot(stop), other.slot(stop), pytest.raises(StopError), other.slot(stop):
+        pass
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write any folder")

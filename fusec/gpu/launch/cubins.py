@@ -5,24 +5,29 @@ NVRTC compiles one source at a time in a process, however many threads ask it. S
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import queue
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 from fusec.gpu.kernels.codegen.kernel import Kernel, Launch, prelude, variants_of
 from fusec.gpu.launch import nvrtc_process
+from fusec.plans.cache_folder import cache_folder
 from fusec.plans.plan_record import NVRTC, Choice, Entry
+from fusec.system.machine_locks import MachineLocks
 
 # As CuPy compiles sources, so that a kernel computes the same bits whoever compiled it.
 OPTIONS = ("--std=c++17", "-ftz=true", "--device-as-default-execution-space")
 MAX_AHEAD = 12  # processes while cuDNN's workers start, when most cores have nothing else to do
 MAX_PROCESSES = 8  # otherwise, because each loads NVRTC, and others build plans meanwhile
+CALLS = 2  # of one process that compile at the same time: kernels ahead, and those that the program needs
 IDLE_S = 60.0  # after which a process without work ends
 KEY_PREFIX = "kernel "  # of the name of a source, before its digest
 NO_CHOICE = Choice(NVRTC, ())
@@ -173,37 +178,54 @@ def compiled(
     """Start to compile sources in at most `processes` child processes, and return a cubin for each key.
 
     It is None for a source that NVRTC refuses. It raises OSError if the child process failed. Long sources come first,
-    because they take longest, and the last one should not run alone.
+    because they take longest, and the last one should not run alone. The first child process always compiles. The
+    others wait for slots that the processes of this machine share, because each start takes a second.
     """
     futures = {source.key: Future[bytes | None]() for source in sources}
     waiting: queue.SimpleQueue[CudaSource] = queue.SimpleQueue()
     for source in sorted(sources, key=lambda source: -len(source.code)):
         waiting.put(source)
-    for _ in range(min(len(sources), most_compilers(), processes)):
-        threading.Thread(
-            target=_work, args=(waiting, futures, list(libraries)), name="fusec-nvrtc", daemon=True
-        ).start()
+    slots = MachineLocks(cache_folder(), CALLS * most_compilers(), "compiler")
+    for number in range(min(len(sources), most_compilers(), processes)):
+        slot = nullcontext if number == 0 else partial(slots.slot, partial(_require_waiting, waiting))
+        each = (waiting, futures, list(libraries), slot)
+        threading.Thread(target=_work, args=each, name="fusec-nvrtc", daemon=True).start()
     return futures
 
 
 def _work(
-    waiting: queue.SimpleQueue[CudaSource], futures: Mapping[str, Future[bytes | None]], libraries: list[str]
+    waiting: queue.SimpleQueue[CudaSource],
+    futures: Mapping[str, Future[bytes | None]],
+    libraries: list[str],
+    slot: Callable[[], AbstractContextManager[object]],
 ) -> None:
-    """Compile what is waiting in a process. If the process dies, its source fails, and another one starts."""
+    """Compile what is waiting in a process, each source in a slot, until nothing is left.
+
+    If the process dies, its source fails, and another one starts.
+    """
     child: nvrtc_process.NvrtcChild | None = None
-    for source in _rest(waiting):
-        if not futures[source.key].set_running_or_notify_cancel():
-            continue
-        try:
-            child = child or _IDLE.take(libraries)
-            cubin = child.cubin(source.code, (*OPTIONS, f"--gpu-architecture={source.architecture}"))
-        except OSError as error:
-            child = None
-            futures[source.key].set_exception(error)
-        else:
-            futures[source.key].set_result(cubin)
+    with contextlib.suppress(queue.Empty):
+        while True:
+            with slot():
+                source = waiting.get_nowait()
+                if not futures[source.key].set_running_or_notify_cancel():
+                    continue
+                try:
+                    child = child or _IDLE.take(libraries)
+                    cubin = child.cubin(source.code, (*OPTIONS, f"--gpu-architecture={source.architecture}"))
+                except OSError as error:
+                    child = None
+                    futures[source.key].set_exception(error)
+                else:
+                    futures[source.key].set_result(cubin)
     if child is not None:
         _IDLE.give(child, libraries)
+
+
+def _require_waiting(waiting: queue.SimpleQueue[CudaSource]) -> None:
+    """Raise queue.Empty if no source is waiting."""
+    if waiting.empty():
+        raise queue.Empty
 
 
 class _IdleProcesses:
@@ -251,11 +273,3 @@ class _IdleProcesses:
 
 
 _IDLE = _IdleProcesses()
-
-
-def _rest(waiting: queue.SimpleQueue[CudaSource]) -> Iterator[CudaSource]:
-    while True:
-        try:
-            yield waiting.get_nowait()
-        except queue.Empty:
-            return

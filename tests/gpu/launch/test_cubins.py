@@ -6,6 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -26,6 +27,7 @@ from fusec.gpu.launch.cubins import (
     source_of,
 )
 from fusec.plans.plan_record import Entry
+from fusec.system.machine_locks import MachineLocks
 
 SOURCES = [
     CudaSource(f'extern "C" __global__ void k{i}(float* x) {{ x[threadIdx.x] = {i}.0f; }}', "sm_90a") for i in range(3)
@@ -169,6 +171,30 @@ def test_a_process_that_has_nothing_to_do_compiles_what_comes_later(monkeypatch:
         assert len(Quick.made) == processes
     forget_ahead()
     assert all(each.closed.wait(10) for each in Quick.made)
+
+
+def test_where_other_processes_compile_one_child_process_compiles_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FUSEC_CACHE", str(tmp_path))
+    monkeypatch.setattr(module.nvrtc_process, "NvrtcChild", Quick)
+    monkeypatch.setattr(module, "most_compilers", lambda: 2)
+    monkeypatch.setattr(Quick, "made", [])
+    monkeypatch.setattr(Quick, "cubin", lambda self, code, options: time.sleep(0.05) or b"")
+    with ExitStack() as others:
+        locks = MachineLocks(tmp_path, 2 * module.CALLS, "compiler")
+        for _ in range(2 * module.CALLS):
+            others.enter_context(locks.slot(lambda: None))
+        for busy, processes in ((True, 1), (False, 2)):
+            monkeypatch.setattr(module, "_IDLE", module._IdleProcesses())
+            Quick.made.clear()
+            for each in module.compiled(SOURCES, ["a"]).values():
+                assert each.result(10) == b""
+            wait_until(lambda expected=processes: len(module._IDLE._held) == expected)
+            assert len(Quick.made) == processes
+            if busy:
+                others.close()
+    forget_ahead()
 
 
 def test_long_sources_are_compiled_first(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from math import ceil
 from pathlib import Path
@@ -26,6 +26,7 @@ from fusec.system.machine_locks import MachineLocks
 from fusec.targets.target import Target
 
 MAX_WORKERS = 8
+RETRY_S = 0.5  # until a thread that waits looks again if other processes still use all cores
 SHARE_BYTES = 4 << 30  # of a GPU's memory for each worker, whose CUDA context takes half of it
 
 Item = TypeVar("Item")
@@ -134,7 +135,7 @@ class WorkerPool:
                 self._first -= is_first
                 self._changed.notify_all()
 
-    def _started(self, epoch: int, slot: AbstractContextManager[bool]) -> WorkerProcess:
+    def _started(self, epoch: int, slot: AbstractContextManager[object]) -> WorkerProcess:
         """Start a worker and wait until it is ready. It counts in `_starting`, and `close` ends it, too.
 
         slot: one of the machine's, which is held meanwhile; raises TargetError if there is none.
@@ -166,11 +167,14 @@ class WorkerPool:
     def _take(self, wanted: WorkerProcess | None = None, epoch: int | None = None) -> WorkerProcess:
         """Take the worker wanted, when it is idle; else any idle one, or a new one while fewer than the limit run.
 
+        Where other processes use all cores, threads wait for the workers that there are.
+
         Raises EndedError if the pool is closed meanwhile, or was closed since the epoch.
         """
         with self._changed:
             epoch = self._epoch if epoch is None else epoch
             while True:
+                retry_s: float | None = None
                 if epoch != self._epoch:
                     raise EndedError
                 if wanted is not None and wanted in self._all:
@@ -180,12 +184,24 @@ class WorkerPool:
                 elif self._idle:
                     return self._idle.pop(0)
                 elif self._prestarted <= self._waiting and len(self._all) + self._starting < self.workers:
-                    self._starting += 1
-                    break
+                    if slot := self._slot_to_start(epoch):
+                        self._starting += 1
+                        break
+                    retry_s = RETRY_S
                 self._waiting += 1
-                self._changed.wait()
+                self._changed.wait(retry_s)
                 self._waiting -= 1
-        return self._started(epoch, self.locks.slot(lambda: self.require_open(epoch)))
+        return self._started(epoch, slot)
+
+    def _slot_to_start(self, epoch: int) -> AbstractContextManager[object] | None:
+        """Return a slot to start a worker with; None if this pool has workers, and other processes use all cores.
+
+        The first worker of a pool waits for a slot when it starts.
+        """
+        if not self._all and not self._starting:
+            return self.locks.slot(lambda: self.require_open(epoch))
+        slot = ExitStack()
+        return slot if slot.enter_context(self.locks.free_slot()) else None
 
     def _give_back(self, worker: WorkerProcess) -> None:
         with self._changed:

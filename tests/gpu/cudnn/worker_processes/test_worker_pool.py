@@ -15,6 +15,7 @@ import pytest
 from fusec.errors import TargetError
 from fusec.gpu.cudnn.worker_processes import worker_pool
 from fusec.gpu.cudnn.worker_processes.worker_pool import WorkerPool
+from fusec.system.machine_locks import MachineLocks
 from fusec.targets.target import load
 
 
@@ -124,3 +125,36 @@ def test_workers_without_a_gpu_start_together(tmp_path: Path, slow: type[SlowPro
         pool.start()
         assert _begun(slow, 8)
         slow.go.set()
+
+
+class HeldProcess(SlowProcess):
+    """A worker that answers when the test says so."""
+
+    asked = threading.Event()
+
+    def wait_ready(self) -> None: ...
+
+    def exchange(self, question: dict[str, Any]) -> dict[str, Any]:
+        self.asked.set()
+        assert self.go.wait(60)
+        return question
+
+
+def test_where_other_processes_use_all_cores_one_worker_answers_all(
+    tmp_path: Path, slow: type[SlowProcess], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Eight processes that each start eight workers would take minutes."""
+    monkeypatch.setattr(worker_pool, "WorkerProcess", HeldProcess)
+    monkeypatch.setattr(worker_pool, "RETRY_S", 0.01)
+    monkeypatch.setattr(HeldProcess, "asked", threading.Event())
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(2)))
+    with WorkerPool(load("h200"), tmp_path) as pool, ExitStack() as other, ThreadPoolExecutor(3) as threads:
+        other.enter_context(MachineLocks(tmp_path, 2).slot(lambda: None))
+        asked = [threads.submit(pool.exchange, {"ask": 0})]
+        assert HeldProcess.asked.wait(60)
+        asked.append(threads.submit(pool.exchange, {"ask": 1}))
+        assert _begun(slow, 1), "the second question waits for the first worker"
+        other.close()
+        assert _begun(slow, 2), "a core is free, and that worker is busy"
+        slow.go.set()
+        assert [future.result(timeout=60)[0] for future in asked] == [{"ask": 0}, {"ask": 1}]
