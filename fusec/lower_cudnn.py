@@ -122,7 +122,9 @@ WITHOUT: Mapping[str, str] = {
     "scatter": _MOVES,
     "cumulate": "cuDNN graphs have no running sums",
     "linear_scan": "cuDNN graphs have no loop; a kernel of fusec runs all steps in one launch",
-    "max_pool_backward": "the cuDNN frontend's Python binding has no resample operation",
+    **dict.fromkeys(
+        ("max_pool_train", "max_pool_backward"), "the cuDNN frontend's Python binding has no resample operation"
+    ),
     "batch_norm_by_sums": "a kernel of fusec computes the statistics from sums and applies them in one launch",
     "layer_norm_backward": "cuDNN reads the statistics of each row, and refuses to compute them in the same graph",
     "random_bits": "cuDNN's random numbers do not depend on a state that the graph carries",

@@ -29,6 +29,7 @@ from fusec.ops import (
     MatMul,
     MaxPool,
     MaxPoolBackward,
+    MaxPoolTrain,
     NonMaxSuppression,
     PackedMatMul,
     Pad,
@@ -396,6 +397,14 @@ CASES: dict[str, tuple[Sequence[TensorType], Callable[..., Any]]] = {
     "max pool 3x3/2 backward, 64x64x112x112": (
         [nhwc(64, 64, 56, 56), nhwc(64, 64, 112, 112)],
         lambda g, *v: g.add(pw("relu_backward"), g.add(MaxPoolBackward((3, 3), (2, 2), (1,) * 4, (1, 1)), *v), v[1]),
+    ),
+    "max pool 3x3/2 with places, 64x64x112x112": (
+        [nhwc(64, 64, 112, 112)],
+        lambda g, x: g.insert(MaxPoolTrain((3, 3), (2, 2), (1,) * 4, (1, 1)), [x]).results,
+    ),
+    "max pool 3x3/2 backward at places, 64x64x112x112": (
+        [nhwc(64, 64, 56, 56), TensorType((64, 64, 56, 56), DType.U8, channels_last(4))],
+        lambda g, *v: g.add(MaxPoolBackward((3, 3), (2, 2), (1,) * 4, (1, 1), image=(112, 112)), *v),
     ),
     "gradient of 64 filters 7x7/2, 64x4x224x224": (
         [nhwc(64, 4, 224, 224), nhwc(64, 64, 112, 112)],

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import cast
 
 import numpy as np
 from onnx import TensorProto
 
 from fusec.errors import LoweringError
 from fusec.exporters.onnx_emit import Export, Exporter, cast_to, formula
+from fusec.exporters.onnx_max_pools import max_pool_train, pool_gradient
 from fusec.ir import DType, HostArray, Node, TensorType, Value, print_node
-from fusec.ops import MaxPoolBackward
 
 
 def filter_gradient(e: Exporter, node: Node, x: str, dy: str) -> str:
@@ -29,34 +28,6 @@ def filter_gradient(e: Exporter, node: Node, x: str, dy: str) -> str:
     axes = e.ints(range(2, 2 + n))
     window = e.op("Slice", found, e.ints([0] * n), e.ints(a["window"]), axes)
     return e.op("Transpose", window, perm=[1, 0, *range(2, 2 + n)])
-
-
-def pool_gradient(e: Exporter, node: Node, dy: str, x: str) -> str:
-    """Export max_pool_backward: add each gradient at the index of the maximum that MaxPool gives.
-
-    Raises LoweringError if a window covers padding only, because it has no maximum.
-    """
-    if not _covers_elements(node):
-        raise LoweringError(f"{print_node(node)}: a window over padding alone has no maximum in ONNX")
-    a = dict(node.op.attributes)
-    _, places = e.several("MaxPool", [x], 2, {"kernel_shape": a.pop("window"), **a})
-    shape = node.result.type.shape
-    flat = [e.op("Reshape", v, e.ints([-1])) for v in (places, dy)]
-    zeros = e.op("Expand", e.number(0, node), e.ints([math.prod(shape)]))
-    added = e.op("ScatterElements", zeros, *flat, axis=0, reduction="add")
-    return e.op("Reshape", added, e.ints(shape))
-
-
-def _covers_elements(node: Node) -> bool:
-    """Tell if every window of a max_pool_backward covers an element of the image."""
-    op = cast(MaxPoolBackward, node.op)
-    dy, x = (v.type.shape[2:] for v in node.operands)
-    dims = zip(x, dy, op.window, op.strides, op.pads, op.dilations, strict=False)  # op.pads starts with the start pads
-    return all(
-        any(0 <= i * step - pad + tap * apart < size for tap in range(taps))
-        for size, count, taps, step, pad, apart in dims
-        for i in range(count)
-    )
 
 
 def batch_norm_train(e: Exporter, node: Node, operands: list[str]) -> list[str]:
@@ -249,6 +220,7 @@ def all_finite(e: Exporter, node: Node, operands: list[str]) -> list[str]:
 
 TRAINING: Mapping[str, Export] = {
     "conv_wgrad": formula(filter_gradient),
+    "max_pool_train": max_pool_train,
     "max_pool_backward": formula(pool_gradient),
     "batch_norm_train": batch_norm_train,
     "channel_sums": channel_sums,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -63,25 +64,51 @@ def _max_pool(step: BackwardStep) -> Gradients:
     return step.b.apply(backward, step.dy, step.x[0])
 
 
-def _max_pool_backward(step: BackwardStep) -> Gradients:
-    """Differentiate the gradient of max pooling: for each window, gather the gradient at its first maximum.
+def _max_pool_train(step: BackwardStep) -> Gradients:
+    op, (x,), (_, places), (dy, _) = step.op, step.x, step.y, step.dys
+    assert dy is not None
+    backward = MaxPoolBackward(op.window, op.strides, op.pads, op.dilations, op.ceil_mode, x.shape[2:])
+    return step.b.apply(backward, dy, places)
 
-    The loop visits the positions of the window in order, so `found` marks windows whose maximum came earlier.
-    """
-    op, (dy, x), g = step.op, step.x, step.dy
+
+def _max_pool_backward(step: BackwardStep) -> Gradients:
+    """Differentiate the gradient of max pooling: for each window, gather the gradient at its first maximum."""
+    op, (dy, _), g = step.op, step.x, step.dy
     n = len(op.window)
-    ends = _ends(op, x.shape[2:], dy.shape[2:])
-    pads = (0, 0, *op.pads[:n], 0, 0, *ends)
-    padded, picked = step.b.pad(x, pads, value=-math.inf), step.b.pad(g, pads)
-    top = step.b.apply(MaxPool(op.window, op.strides, op.pads, op.dilations, op.ceil_mode), x)
-    total, found = zeros(dy), step.b.constant(np.zeros((), np.bool_)).expand(dy.shape)
+    pads = (0, 0, *op.pads[:n], 0, 0, *_ends(op, g.shape[2:], dy.shape[2:]))
+    picked, total = step.b.pad(g, pads), zeros(dy)
+    for tap, here in _at_places(step) if op.image else _at_maxima(step, pads):
+        total = total + step.b.where(here, step.b.apply(tap, picked), 0.0)
+    return total, None
+
+
+def _taps(op: Pool, shape: tuple[int, ...]) -> Iterator[Slice]:
+    """Yield the elements of each tap of all windows, from the padded image. shape: that of the pool's result."""
     for tap in indices_of(op.window):
         starts = (0, 0, *(t * d for t, d in zip(tap, op.dilations, strict=True)))
-        place = Slice(starts, dy.shape, (1, 1, *op.strides))
-        here = step.b.apply(place, padded).eq(top) & ~found
-        total = total + step.b.where(here, step.b.apply(place, picked), 0.0)
+        yield Slice(starts, shape, (1, 1, *op.strides))
+
+
+def _at_places(step: BackwardStep) -> Iterator[tuple[Slice, Tensor]]:
+    """Yield each tap, and where it is the maximum by given places."""
+    dy, places = step.x
+    for number, tap in enumerate(_taps(step.op, dy.shape)):
+        yield tap, places.eq(step.b.constant(np.array(number, np.uint8)))
+
+
+def _at_maxima(step: BackwardStep, pads: tuple[int, ...]) -> Iterator[tuple[Slice, Tensor]]:
+    """Yield each tap, and where it is the first maximum.
+
+    The taps are visited in order, so `found` marks windows whose maximum came earlier.
+    """
+    op, (dy, x) = step.op, step.x
+    padded = step.b.pad(x, pads, value=-math.inf)
+    top = step.b.apply(MaxPool(op.window, op.strides, op.pads, op.dilations, op.ceil_mode), x)
+    found = step.b.constant(np.zeros((), np.bool_)).expand(dy.shape)
+    for tap in _taps(op, dy.shape):
+        here = step.b.apply(tap, padded).eq(top) & ~found
+        yield tap, here
         found = found | here
-    return total, None
 
 
 def _ends(op: Pool, spatial: tuple[int, ...], counts: tuple[int, ...]) -> tuple[int, ...]:
@@ -112,6 +139,7 @@ RULES: dict[str, Rule] = {
     "conv_transpose": _conv_transpose,
     "conv_wgrad": _conv_wgrad,
     "max_pool": _max_pool,
+    "max_pool_train": _max_pool_train,
     "max_pool_backward": _max_pool_backward,
     "avg_pool": _avg_pool,
 }

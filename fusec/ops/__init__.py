@@ -40,6 +40,7 @@ from fusec.ops.training import (
     ConvWgrad,
     LayerNormBackward,
     MaxPoolBackward,
+    MaxPoolTrain,
 )
 
 ALL: tuple[type[Op], ...] = (
@@ -82,6 +83,7 @@ ALL: tuple[type[Op], ...] = (
     LinearScan,
     ConvWgrad,
     MaxPoolBackward,
+    MaxPoolTrain,
     BatchNormTrain,
     ChannelSums,
     BatchNormBySums,
@@ -139,6 +141,7 @@ __all__ = [
     "MatMul",
     "MaxPool",
     "MaxPoolBackward",
+    "MaxPoolTrain",
     "NonMaxSuppression",
     "PackedMatMul",
     "Pad",

@@ -73,37 +73,83 @@ def correlate_batch(xp: Any, x: Array, dy: Array, op: ConvWgrad) -> Array:
 
 
 @dataclass(frozen=True)
+class MaxPoolTrain(Pool):
+    """Maximum over each window, and the place of the first maximum in its window, as u8: a row-major index.
+
+    Outside the image is less than every number. A window has at most 256 elements.
+    """
+
+    name: ClassVar[str] = "max_pool_train"
+
+    def infer(self, *operands: TensorType) -> tuple[TensorType, ...]:
+        require_arity(self.name, operands, 1)
+        require_float(self.name, *operands)
+        (y,) = super().infer(*operands)
+        _check_places(self)
+        return (y, TensorType(y.shape, DType.U8, y.order))
+
+    def reference(self, xp: Any, *operands: Array) -> tuple[Array, ...]:
+        places = _first_places(self, xp, wide(operands[0])).astype(np.uint8)
+        return (widened(lambda x: _flat_windows(self, xp, x).max(axis=2), *operands), places)
+
+
+@dataclass(frozen=True)
 class MaxPoolBackward(Pool):
     """Gradient of max_pool of the same attributes, from dy and its operand x.
 
-    The first maximum of each window gets the whole gradient of the window.
+    The first maximum of each window gets the whole gradient of the window. With `image`, the spatial dims of x, the
+    second operand is the places of max_pool_train instead of x.
     """
 
+    image: tuple[int, ...] = ()
     name: ClassVar[str] = "max_pool_backward"
 
     def infer(self, *operands: TensorType) -> tuple[TensorType, ...]:
         require_arity(self.name, operands, 2)
-        require_float(self.name, *operands)
         dy, x = operands
+        if self.image:
+            places, x = x, TensorType((*dy.shape[:2], *self.image), dy.dtype, dy.order)
+            _check_places(self)
+            require(
+                places.dtype is DType.U8 and places.shape == dy.shape,
+                f"places of {places.dtype.value}{list(places.shape)} for dy of shape {list(dy.shape)}",
+            )
+        require_float(self.name, dy, x)
         (pooled,) = super().infer(x)
         require(dy.shape == pooled.shape, f"dy has shape {list(dy.shape)}, pooling x gives {list(pooled.shape)}")
         return (x,)
 
     def reference(self, xp: Any, *operands: Array) -> tuple[Array, ...]:
         def compute(dy: Array, x: Array) -> Array:
-            windows = self.windows(xp, x, -math.inf)
-            first = windows.reshape(*x.shape[:2], math.prod(self.window), *dy.shape[2:]).argmax(axis=2)
-            result = xp.zeros((*x.shape[:2], *self.padded(x.shape[2:])), x.dtype)
+            first = x if self.image else _first_places(self, xp, x)
+            spatial = self.image or x.shape[2:]
+            result = xp.zeros((*x.shape[:2], *self.padded(spatial)), dy.dtype)
             for number, tap in enumerate(indices_of(self.window)):
                 place = tuple(
                     slice(t * d, t * d + s * (c - 1) + 1, s)
                     for t, d, s, c in zip(tap, self.dilations, self.strides, dy.shape[2:], strict=True)
                 )
-                result[(slice(None), slice(None), *place)] += xp.where(first == number, dy, 0).astype(x.dtype)
-            crop = tuple(slice(p0, p0 + i) for p0, i in zip(self.pads, x.shape[2:], strict=False))
+                result[(slice(None), slice(None), *place)] += xp.where(first == number, dy, 0).astype(dy.dtype)
+            crop = tuple(slice(p0, p0 + i) for p0, i in zip(self.pads, spatial, strict=False))
             return result[(slice(None), slice(None), *crop)]
 
         return (widened(compute, *operands),)
+
+
+def _check_places(pool: Pool) -> None:
+    taps = math.prod(pool.window)
+    require(taps <= 1 << 8, f"{pool.name}: a window of {taps} elements, of which u8 names 256")
+
+
+def _flat_windows(pool: Pool, xp: Any, x: Array) -> Array:
+    """Return [N, C, taps, count…]."""
+    windows = pool.windows(xp, x, -math.inf)
+    return windows.reshape(*x.shape[:2], math.prod(pool.window), *pool.counts(x.shape[2:]))
+
+
+def _first_places(pool: Pool, xp: Any, x: Array) -> Array:
+    """Return the tap of the first maximum of each window: [N, C, count…]."""
+    return _flat_windows(pool, xp, x).argmax(axis=2)
 
 
 def _check_statistics(op: str, x: TensorType, parameters: tuple[TensorType, ...]) -> None:

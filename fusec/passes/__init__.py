@@ -40,6 +40,7 @@ from fusec.passes.rules.recognise import Recognise
 from fusec.passes.rules.recognise_scan import RecogniseScan
 from fusec.passes.training.dilate_gradients import DilateGradients
 from fusec.passes.training.drop_zero_rows import DropZeroRows
+from fusec.passes.training.max_pool_places import MaxPoolPlaces
 from fusec.passes.training.norm_where_added import NormWhereAdded
 from fusec.passes.training.relu_mask_bits import ReluMaskBits
 from fusec.passes.training.relu_mask_from_norm import ReluMaskFromNorm
@@ -133,6 +134,8 @@ LATE_PASSES: tuple[Pass, ...] = (
     CastBeforeCopy(),
     EpilogueBeforeViews(),
     SplitBatchNormStats(),
+    # Last, because other passes look for pools, and the places take over the order of the pool's result.
+    MaxPoolPlaces(),
 )
 
 PIPELINE: tuple[Pass, ...] = (*EARLY_PASSES, *LATE_PASSES)

@@ -43,6 +43,7 @@ from fusec.ops import (
     MatMul,
     MaxPool,
     MaxPoolBackward,
+    MaxPoolTrain,
     NonMaxSuppression,
     PackedMatMul,
     Pad,
@@ -64,6 +65,7 @@ from fusec.ops import (
     Transpose,
     pw,
 )
+from fusec.ops.pooling import Pool
 
 Draw = Callable[[np.random.Generator, tuple[int, ...]], Array]
 
@@ -783,20 +785,51 @@ def filter_gradient(x: Array, dy: Array, op: ConvWgrad) -> Array:
 
 def pool_gradient(dy: Array, x: Array, op: MaxPoolBackward) -> Array:
     """Each window by itself; of equal elements the first."""
-    result, n = np.zeros(x.shape, np.float64), x.ndim - 2
+    result = np.zeros(x.shape, np.float64)
     for at in np.ndindex(*dy.shape):
-        best, place = -np.inf, None
-        for tap in np.ndindex(*op.window):
-            spot = tuple(
-                c * s + t * d - p
-                for c, s, t, d, p in zip(at[2:], op.strides, tap, op.dilations, op.pads[:n], strict=True)
-            )
-            inside = all(0 <= i < size for i, size in zip(spot, x.shape[2:], strict=True))
-            if inside and x[(*at[:2], *spot)] > best:
-                best, place = x[(*at[:2], *spot)], (*at[:2], *spot)
-        assert place is not None
-        result[place] += dy[at]
+        result[first_maximum(x, at, op)[0]] += dy[at]
     return result.astype(x.dtype)
+
+
+def first_maximum(x: Array, at: tuple[int, ...], op: Pool) -> tuple[tuple[int, ...], int]:
+    """Return where in the image, and at which tap of its window, the first maximum is."""
+    best, n, found = -np.inf, x.ndim - 2, None
+    for number, tap in enumerate(np.ndindex(*op.window)):
+        spot = tuple(
+            c * s + t * d - p for c, s, t, d, p in zip(at[2:], op.strides, tap, op.dilations, op.pads[:n], strict=True)
+        )
+        inside = all(0 <= i < size for i, size in zip(spot, x.shape[2:], strict=True))
+        if inside and x[(*at[:2], *spot)] > best:
+            best, found = x[(*at[:2], *spot)], ((*at[:2], *spot), number)
+    assert found is not None
+    return found
+
+
+def pool_with_places(x: Array, op: MaxPoolTrain) -> list[Array]:
+    shape = (*x.shape[:2], *op.counts(x.shape[2:]))
+    found = [first_maximum(x, at, op) for at in np.ndindex(*shape)]
+    y = np.array([x[spot] for spot, _ in found], x.dtype)
+    return [y.reshape(shape), np.array([tap for _, tap in found], np.uint8).reshape(shape)]
+
+
+def gradient_at_places(dy: Array, places: Array, op: MaxPoolBackward) -> Array:
+    result = np.zeros((*dy.shape[:2], *op.image), np.float64)
+    for at in np.ndindex(*dy.shape):
+        tap = np.unravel_index(places[at], op.window)
+        dims = zip(at[2:], op.strides, tap, op.dilations, op.pads, strict=False)
+        result[(*at[:2], *(c * s + int(t) * d - p for c, s, t, d, p in dims))] += dy[at]
+    return result.astype(dy.dtype)
+
+
+def inside_taps(op: MaxPoolBackward) -> Draw:
+    """Draw places of elements inside the image."""
+
+    def draw(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
+        image = rng.standard_normal((*shape[:2], *op.image))
+        pool = MaxPoolTrain(op.window, op.strides, op.pads, op.dilations, op.ceil_mode)
+        return pool_with_places(image, pool)[1]
+
+    return draw
 
 
 def batch_statistics(x: Array, scale: Array, bias: Array, epsilon: float) -> list[Array]:
@@ -912,6 +945,25 @@ TRAINING: dict[str, Sequence[Case]] = {
             (MaxPoolBackward((2,), (2,), (0, 0), (1,)), ((2, 3, 3), (2, 3, 7))),
             (MaxPoolBackward((3, 3), (2, 2), (1, 1, 1, 1), (1, 1)), ((2, 2, 4, 3), (2, 2, 7, 6))),
             (MaxPoolBackward((2, 3), (2, 2), (1, 0, 0, 2), (2, 1), True), ((1, 2, 3, 3), (1, 2, 5, 6))),
+        )
+    ]
+    + [
+        Case(
+            op,
+            (shape, shape),
+            lambda dy, places, op=op: [gradient_at_places(dy, places, op)],
+            (normal, inside_taps(op)),
+        )
+        for op, shape in (
+            (MaxPoolBackward((3,), (1,), (0, 1), (2,), image=(7,)), (2, 3, 4)),
+            (MaxPoolBackward((3, 3), (2, 2), (1, 1, 1, 1), (1, 1), image=(7, 6)), (2, 2, 4, 3)),
+        )
+    ],
+    "max_pool_train": [
+        Case(op, (shape,), lambda x, op=op: pool_with_places(x, op), coarse)
+        for op, shape in (
+            (MaxPoolTrain((2,), (2,), (0, 0), (1,)), (2, 3, 7)),
+            (MaxPoolTrain((2, 3), (2, 2), (1, 0, 0, 2), (2, 1), True), (1, 2, 5, 6)),
         )
     ],
     "batch_norm_train": [

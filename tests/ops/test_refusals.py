@@ -40,6 +40,7 @@ from fusec.ops import (
     MatMul,
     MaxPool,
     MaxPoolBackward,
+    MaxPoolTrain,
     NonMaxSuppression,
     PackedMatMul,
     Pad,
@@ -81,8 +82,8 @@ def wgrad(window: Any = (3, 3), groups: int = 1) -> ConvWgrad:
     return ConvWgrad(window, (1, 1), (0,) * 4, (1, 1), groups)
 
 
-def unpool() -> MaxPoolBackward:
-    return MaxPoolBackward((2, 2), (1, 1), (0,) * 4, (1, 1))
+def unpool(image: tuple[int, ...] = ()) -> MaxPoolBackward:
+    return MaxPoolBackward((2, 2), (1, 1), (0,) * 4, (1, 1), image=image)
 
 
 def pool(window: Any = (2, 2), pads: Any = (0,) * 4, strides: Any = (1, 1)) -> MaxPool:
@@ -338,6 +339,16 @@ REFUSALS: list[tuple[Op, str, str]] = [
     (wgrad(groups=2), "f32[1,2,4,4] f32[1,3,2,2]", "3 filters do not divide into 2 groups"),
     (unpool(), "f32[1,2,4,4]", "max_pool_backward takes 2 operands, not 1"),
     (unpool(), "f32[1,2,2,2] f32[1,2,4,4]", "dy has shape [1, 2, 2, 2], pooling x gives [1, 2, 3, 3]"),
+    (unpool((4, 4)), "f32[1,2,2,2] u8[1,2,2,2]", "dy has shape [1, 2, 2, 2], pooling x gives [1, 2, 3, 3]"),
+    (unpool((4, 4)), "f32[1,2,3,3] u8[1,2,4,4]", "places of u8[1, 2, 4, 4] for dy of shape [1, 2, 3, 3]"),
+    (unpool((4, 4)), "f32[1,2,3,3] i32[1,2,3,3]", "places of i32[1, 2, 3, 3] for dy of shape [1, 2, 3, 3]"),
+    (MaxPoolTrain((2,), (1,), (0, 0), (1,)), "f32[1,2,3] f32[1,2,3]", "max_pool_train takes 1 operands, not 2"),
+    (MaxPoolTrain((2,), (1,), (0, 0), (1,)), "i32[1,2,3]", "max_pool_train takes floating-point operands, not i32"),
+    (
+        MaxPoolTrain((17, 16), (1, 1), (0,) * 4, (1, 1)),
+        "f32[1,2,17,16]",
+        "max_pool_train: a window of 272 elements, of which u8 names 256",
+    ),
     (unpool(), "i32[1,2,3,3] i32[1,2,4,4]", "max_pool_backward takes floating-point operands, not i32"),
     (BatchNormTrain(), "f32[2,3]", "batch_norm_train takes 3 operands, not 1"),
     (BatchNormTrain(), "i8[2,3] f32[3] f32[3]", "batch_norm_train takes floating-point operands, not i8"),

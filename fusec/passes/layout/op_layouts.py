@@ -25,6 +25,7 @@ from fusec.ops import (
     MatMul,
     MaxPool,
     MaxPoolBackward,
+    MaxPoolTrain,
     PackedMatMul,
     Pad,
     Pointwise,
@@ -51,6 +52,7 @@ _FIRST_OPERAND = (
     InstanceNorm,
     LocalResponseNorm,
     MaxPool,
+    MaxPoolTrain,
     Pad,
     Resize,
     Rotary,
@@ -63,7 +65,7 @@ LOWERED_AS_ONE = (Pointwise, Cast, InstanceNorm)
 # kernels write any order, but are fastest in the operand's
 KERNELS = (
     *(AvgPool, Concat, GroupNorm, LocalResponseNorm, MaxPool, Dilate, Pad, Resize, Rotary),
-    *(BatchNormTrain, BatchNormBySums, BatchNormBackward, MaxPoolBackward),
+    *(BatchNormTrain, BatchNormBySums, BatchNormBackward, MaxPoolTrain, MaxPoolBackward),
 )
 ROW_MAJOR = (MatMul, PackedMatMul, LayerNorm, RmsNorm, LayerNormBackward)  # cuDNN and the kernel write rows
 READS_ROWS = (MatMul, PackedMatMul, LayerNorm, RmsNorm, LayerNormBackward, Softmax)

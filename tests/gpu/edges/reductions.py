@@ -25,6 +25,7 @@ from fusec.ops import (
     LocalResponseNorm,
     MaxPool,
     MaxPoolBackward,
+    MaxPoolTrain,
     Reduce,
     RmsNorm,
     Softmax,
@@ -195,6 +196,9 @@ def pools() -> Iterator[Row]:
             word = "" if order else " rows"
             yield row(f"max_pool{word} {dtype.value}", "max_pool", [image], added(MaxPool(*window)), **known)
             yield row(f"avg_pool{word} {dtype.value}", "avg_pool", [image], added(AvgPool(*window)), **known)
+            yield row(
+                f"max_pool_train{word} {dtype.value}", "max_pool_train", [image], added(MaxPoolTrain(*window)), **known
+            )
             loss = np.resize(np.array([1.0, -2.0, 0.5, 4.0], dtype.numpy), (len(names), 8, 2, 2))
             both: Any = {"labels": labels, "orders": {0: order, 1: order}}
             yield row(

@@ -83,6 +83,12 @@ FRAGMENT(compare_tap) {
   }
 }
 
+FRAGMENT(store_maximum) {
+  Pack<TYPE, VECTOR> largest;
+  for (int j = 0; j < VECTOR; ++j) largest.v[j] = narrow<TYPE>(best[j]);
+  store_pack<TYPE, VECTOR>(STORED, largest);
+}
+
 FRAGMENT(store_largest) {
   Pack<INDEX, VECTOR> places;
   for (int j = 0; j < VECTOR; ++j) places.v[j] = (INDEX)where[j];

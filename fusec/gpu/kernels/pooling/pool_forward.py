@@ -25,8 +25,9 @@ from fusec.gpu.kernels.codegen.pointwise_code import (
     strides_from,
     widest_vector,
 )
+from fusec.gpu.kernels.pooling.max_pool_train import max_pool_train
 from fusec.ir import DType, Node, Op, Value
-from fusec.ops import AvgPool, MaxPool
+from fusec.ops import AvgPool, MaxPool, MaxPoolTrain
 from fusec.schedule.program import inputs_of
 
 UNROLLED = 64  # taps; the compiler decides about larger loops
@@ -38,6 +39,8 @@ _CUDA = cuda_template(__package__, "pool.cuh")
 def pool_forward(nodes: Sequence[Node], outputs: Sequence[Value], figures: GpuFigures) -> Kernel | None:
     """Return the kernel of a pool and its epilogue; None for other steps."""
     pool, rest = nodes[0], nodes[1:]
+    if isinstance(pool.op, MaxPoolTrain):
+        return max_pool_train(nodes, outputs)
     if not isinstance(pool.op, (MaxPool, AvgPool)) or not all(can_generate(node) for node in rest):
         return None
     x, y = pool.operands[0], pool.result

@@ -53,6 +53,7 @@ DRAWS: Mapping[str, Draw] = {
     "linear_scan": rows.linear_scan,
     "conv_wgrad": windows.conv_wgrad,
     "max_pool_backward": windows.max_pool_backward,
+    "max_pool_train": windows.max_pool_train,
     "batch_norm_train": rows.batch_norm_train,
     "channel_sums": rows.channel_sums,
     "batch_norm_by_sums": rows.batch_norm_by_sums,

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 from fusec.ir import DType, TensorType, Value
-from fusec.ops import AvgPool, Cast, Conv, ConvTranspose, ConvWgrad, MaxPool, MaxPoolBackward
+from fusec.ops import AvgPool, Cast, Conv, ConvTranspose, ConvWgrad, MaxPool, MaxPoolBackward, MaxPoolTrain
 from fusec.ops.convolution import windows_along
+from fusec.ops.pooling import Pool
 from fusec.testing.generators.graph_builder import Draw, RandomGraph, Unfit
 
 
@@ -109,9 +111,25 @@ def conv_wgrad(b: RandomGraph) -> None:
 
 def max_pool_backward(b: RandomGraph) -> None:
     """Draw the gradient of a max pool of integers, because rounding can change which of two floats is larger."""
+    x, attributes = _integers_to_pool(b)
+    op = MaxPoolBackward(*attributes)
+    b.add(op, _gradient_of_pool(b, x, op), x)
+
+
+def max_pool_train(b: RandomGraph) -> None:
+    """Draw a max pool with its places, and the gradient at them."""
+    x, attributes = _integers_to_pool(b)
+    places = b.insert(MaxPoolTrain(*attributes), x).results[1]
+    op = MaxPoolBackward(*attributes, image=x.type.shape[2:])
+    b.add(op, _gradient_of_pool(b, x, op), places)
+
+
+def _integers_to_pool(b: RandomGraph) -> tuple[Value, tuple[Any, ...]]:
+    """Draw whole numbers, and the attributes of a max pool over them."""
     b.image()
     x = b.add(Cast(b.dtype), b.input(TensorType(b.image_shape(), DType.I8)))
-    kernel, strides, pads, dilations = window(b, x.type.shape[2:], pads_below_window=True)
-    op = MaxPoolBackward(kernel, strides, pads, dilations, b.chance(30))
-    dy = b.fresh(TensorType((*x.type.shape[:2], *op.counts(x.type.shape[2:])), b.dtype))
-    b.add(op, dy, x)
+    return x, (*window(b, x.type.shape[2:], pads_below_window=True), b.chance(30))
+
+
+def _gradient_of_pool(b: RandomGraph, x: Value, op: Pool) -> Value:
+    return b.fresh(TensorType((*x.type.shape[:2], *op.counts(x.type.shape[2:])), b.dtype))

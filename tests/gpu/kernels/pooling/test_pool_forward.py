@@ -13,7 +13,7 @@ from gpu.kernels.emulator import needs_compiler
 from fusec.errors import VerifyError
 from fusec.gpu.kernels import GpuFigures
 from fusec.ir import DType, Graph, TensorType, Value
-from fusec.ops import AvgPool, MaxPool, MaxPoolBackward, pw
+from fusec.ops import AvgPool, MaxPool, MaxPoolBackward, MaxPoolTrain, pw
 from fusec.targets.target import load
 
 F32, F16, BF16 = DType.F32, DType.F16, DType.BF16
@@ -79,6 +79,33 @@ def random_backward(rng: np.random.Generator, number: int) -> Case:
         return build(f"{number} {op} {dtype.value} {shape} {kind.__name__}", types, make, few)
 
 
+def random_places(rng: np.random.Generator, number: int) -> list[Case]:
+    """A max pool with its places, and the gradient at given ones, of random attributes."""
+    while True:
+        shape, attributes = random_window(rng)
+        dtype = rng.choice(np.array([F32, F16, BF16, DType.F64], dtype=object))
+        kind, relu = last if rng.integers(3) else rows, bool(rng.integers(2))
+        x = kind(dtype, *shape)
+        try:
+            y, places = MaxPoolTrain(*attributes).infer(x)
+        except VerifyError:
+            continue
+        pool, back = MaxPoolTrain(*attributes), MaxPoolBackward(*attributes, image=shape[2:])
+
+        def make(g: Any, dy: Any, places: Any, op: Any = back, relu: bool = relu) -> Any:
+            dx = g.add(op, dy, places)
+            return g.add(pw("relu"), dx) if relu else dx
+
+        def taps(rng: np.random.Generator, type: TensorType, most: int = math.prod(back.window)) -> np.ndarray:
+            return rng.integers(0, most, type.shape).astype(np.uint8) if type.dtype is DType.U8 else few(rng, type)
+
+        name = f"{dtype.value} {shape} {kind.__name__}"
+        return [
+            build(f"{number} {pool} {name}", [x], lambda g, x, op=pool: g.insert(op, [x]).results, few, exact=True),
+            build(f"{number} {back} {name}", [y, places], make, taps),
+        ]
+
+
 def few(rng: np.random.Generator, type: TensorType) -> np.ndarray:
     """Small whole numbers, many of them equal, with NaN and infinities among them."""
     array = rng.integers(-2, 3, type.shape).astype(type.dtype.numpy)
@@ -89,6 +116,11 @@ def few(rng: np.random.Generator, type: TensorType) -> np.ndarray:
 def random_backward_cases() -> list[Case]:
     fixed = np.random.default_rng(8)
     return [random_backward(fixed, i) for i in range(40)]
+
+
+def random_cases_of_places() -> list[Case]:
+    fixed = np.random.default_rng(9)
+    return [case for i in range(30) for case in random_places(fixed, i)]
 
 
 def random_cases() -> list[Case]:
@@ -105,6 +137,12 @@ def test_random_pools(rng: np.random.Generator) -> None:
 def test_gradients_of_random_pools(rng: np.random.Generator) -> None:
     """Of equal numbers the first of a window gets its gradient, and NaN is larger than any."""
     check(random_backward_cases(), rng)
+
+
+@needs_compiler
+def test_random_pools_with_places(rng: np.random.Generator) -> None:
+    """Of equal numbers the first is the maximum of a window, and NaN is larger than any."""
+    check(random_cases_of_places(), rng)
 
 
 @needs_compiler

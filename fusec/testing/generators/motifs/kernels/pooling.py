@@ -16,8 +16,8 @@ def pool_forward(b: RandomGraph) -> None:
 
 
 def max_pool_backward(b: RandomGraph) -> None:
-    """Draw the gradient of a max pool, with pointwise ops after it."""
-    DRAWS["max_pool_backward"](b)
+    """Draw the gradient of a max pool, or of one that stores its places, with pointwise ops after it."""
+    DRAWS[b.pick(["max_pool_backward", "max_pool_train"])](b)
     epilogue(b, b.values[-1], 2)
 
 
