@@ -15,7 +15,7 @@ from fusec.ops import AttentionTrain, BatchNormBackward, LayerNormBackward, Redu
 _MOVES = frozenset(
     (
         *("identity", "reshape", "transpose", "relayout", "expand", "concat", "split", "slice", "gather"),
-        *("max_pool", "abs", "neg", "relu", "max", "min", "where", "relu_backward", "gen_index"),
+        *("max_pool", "max_pool_train", "abs", "neg", "relu", "max", "min", "where", "relu_backward", "gen_index"),
         *("is_nan", "is_inf", "logical_not", "logical_and", "logical_or", "logical_xor"),
         *("cmp_eq", "cmp_neq", "cmp_gt", "cmp_ge", "cmp_lt", "cmp_le"),
         *("bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_not", "shift_left", "shift_right", "top_k"),
