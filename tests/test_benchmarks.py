@@ -837,6 +837,23 @@ def test_starts_are_listed_with_their_longest_stages(monkeypatch: pytest.MonkeyP
     assert f"| {' | '.join(cells)} |" in results_page.warm_start()
 
 
+def test_the_slowest_of_the_processes_that_start_together_is_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    from benchmarks.compile_time import warm_start
+
+    asked: list[tuple[str, int]] = []
+    seconds = iter([9.0, 2.0, 3.0, 1.0, 20.0, 70.0, 60.0])
+
+    def started(path: Path, tune: str, cache: Path, count: int) -> list[dict[str, Any]]:
+        asked.append((cache.name, count))
+        return [{"first_result_s": next(seconds)} for _ in range(count)]
+
+    monkeypatch.setattr(warm_start, "_together", started)
+    monkeypatch.setattr(warm_start, "_write", lambda model, path: path.write_bytes(b"12"))
+    rows = warm_start.measure("m", "quick", 3, 3)
+    assert [(row["turn"], row["first_result_s"]) for row in rows] == [("cold", 9), ("warm", 2), ("3 together", 70)]
+    assert asked == [*[("cache", 1)] * 4, ("other", 3)], "those that start together have empty caches"
+
+
 def test_a_file_for_first_results_is_made_without_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from benchmarks.compile_time import first_result, models
 

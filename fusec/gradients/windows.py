@@ -59,16 +59,13 @@ def _conv_wgrad(step: BackwardStep) -> Gradients:
 
 
 def _max_pool(step: BackwardStep) -> Gradients:
-    op = step.op
-    backward = MaxPoolBackward(op.window, op.strides, op.pads, op.dilations, op.ceil_mode)
-    return step.b.apply(backward, step.dy, step.x[0])
+    return step.b.apply(MaxPoolBackward(*step.op.geometry), step.dy, step.x[0])
 
 
 def _max_pool_train(step: BackwardStep) -> Gradients:
-    op, (x,), (_, places), (dy, _) = step.op, step.x, step.y, step.dys
-    assert dy is not None
-    backward = MaxPoolBackward(op.window, op.strides, op.pads, op.dilations, op.ceil_mode, x.shape[2:])
-    return step.b.apply(backward, dy, places)
+    (x,), (_, places), (dy, _) = step.x, step.y, step.dys
+    assert dy is not None, "integers have no gradient"
+    return step.b.apply(MaxPoolBackward(*step.op.geometry, image=x.shape[2:]), dy, places)
 
 
 def _max_pool_backward(step: BackwardStep) -> Gradients:
@@ -103,7 +100,7 @@ def _at_maxima(step: BackwardStep, pads: tuple[int, ...]) -> Iterator[tuple[Slic
     """
     op, (dy, x) = step.op, step.x
     padded = step.b.pad(x, pads, value=-math.inf)
-    top = step.b.apply(MaxPool(op.window, op.strides, op.pads, op.dilations, op.ceil_mode), x)
+    top = step.b.apply(MaxPool(*op.geometry), x)
     found = step.b.constant(np.zeros((), np.bool_)).expand(dy.shape)
     for tap in _taps(op, dy.shape):
         here = step.b.apply(tap, padded).eq(top) & ~found

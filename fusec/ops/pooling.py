@@ -24,6 +24,11 @@ class Pool(Op):
     dilations: tuple[int, ...]
     ceil_mode: bool = False
 
+    @property
+    def geometry(self) -> tuple[Any, ...]:
+        """Return the attributes that all pools have, in the order of the constructors."""
+        return self.window, self.strides, self.pads, self.dilations, self.ceil_mode
+
     def infer(self, *operands: TensorType) -> tuple[TensorType, ...]:
         require_arity(self.name, operands, 1)
         x = operands[0]

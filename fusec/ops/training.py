@@ -20,6 +20,8 @@ from fusec.ops.convolution import (
 from fusec.ops.pooling import Pool
 from fusec.ops.spec import normalize_axis, per_channel, require, require_arity, require_float, wide, widened
 
+MOST_PLACES = 1 << 8  # elements of a window whose places u8 names
+
 
 @dataclass(frozen=True)
 class ConvWgrad(Op):
@@ -138,7 +140,7 @@ class MaxPoolBackward(Pool):
 
 def _check_places(pool: Pool) -> None:
     taps = math.prod(pool.window)
-    require(taps <= 1 << 8, f"{pool.name}: a window of {taps} elements, of which u8 names 256")
+    require(taps <= MOST_PLACES, f"{pool.name}: a window of {taps} elements, of which u8 names {MOST_PLACES}")
 
 
 def _flat_windows(pool: Pool, xp: Any, x: Array) -> Array:

@@ -7,15 +7,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any
 
-from fusec.ir import Graph, Node, Op
+from fusec.ir import Graph, Node
 from fusec.ops import MaxPool, MaxPoolBackward, MaxPoolTrain
-from fusec.ops.pooling import Pool
+from fusec.ops.training import MOST_PLACES
 from fusec.passes.base import Options, Pass
 from fusec.passes.rewriting.rewriter import replace_node
-
-MOST_PLACES = 1 << 8
 
 
 class MaxPoolPlaces(Pass):
@@ -36,24 +33,20 @@ def _is_gradient(node: Node, pool: Node) -> bool:
     """Tell if a node is the gradient of this pool."""
     if not isinstance(node.op, MaxPoolBackward) or node.op.image or node.operands[1] is not pool.operands[0]:
         return False
-    return _shared(node.op) == _shared(pool.op)
-
-
-def _shared(op: Op) -> tuple[Any, ...]:
-    """Return the attributes that all ops of max pools have."""
-    assert isinstance(op, Pool)
-    return op.window, op.strides, op.pads, op.dilations, op.ceil_mode
+    assert isinstance(pool.op, MaxPool)
+    return node.op.geometry == pool.op.geometry
 
 
 def _store(graph: Graph, pool: Node, gradients: list[Node], first: Node) -> None:
     """Replace a pool and its gradients. first: the first of these nodes."""
-    (x,), old = pool.operands, pool.result
-    y, places = graph.insert(MaxPoolTrain(*_shared(pool.op)), [x], before=first, origin=pool.origin).results
+    assert isinstance(pool.op, MaxPool)
+    (x,), old, geometry = pool.operands, pool.result, pool.op.geometry
+    y, places = graph.insert(MaxPoolTrain(*geometry), [x], before=first, origin=pool.origin).results
     graph.set_type(y, old.type)
     graph.set_type(places, replace(places.type, order=old.type.order))
     graph.replace(old, y)
     graph.erase(pool)
     for node in gradients:
-        backward = MaxPoolBackward(*_shared(node.op), image=x.type.shape[2:])
+        backward = MaxPoolBackward(*geometry, image=x.type.shape[2:])
         made = graph.insert(backward, [node.operands[0], places], before=node, origin=node.origin)
         replace_node(graph, node, made)

@@ -173,7 +173,7 @@ TRAINING: tuple[Mutant, ...] = (
         "places_of_any_pool",
         "training passes",
         "passes/training/max_pool_places.py",
-        "return _shared(node.op) == _shared(pool.op)",
+        "return node.op.geometry == pool.op.geometry",
         "return True",
         "a gradient reads the places of another pool's windows",
         "passes/test_cases.py",
