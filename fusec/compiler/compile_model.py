@@ -26,6 +26,7 @@ from fusec.execution.compilation import Compiled
 from fusec.execution.compile_options import CompileOptions
 from fusec.execution.shape_family import ShapeFamily
 from fusec.gpu import device
+from fusec.gpu.cudnn.legality.equal_compilations import after_equal_ones
 from fusec.gpu.cudnn.legality.oracle import Oracle
 from fusec.gpu.cudnn.without_driver.deviceless import load_cudnn
 from fusec.ir import Graph
@@ -34,7 +35,7 @@ from fusec.runtime import Executable, SimulatorBackend
 from fusec.segments.executable import AnyExecutable
 from fusec.system import compile_timer
 from fusec.system.garbage import seldom_collected
-from fusec.targets.target import CPU
+from fusec.targets.target import CPU, Target
 
 if TYPE_CHECKING:
     from onnx import ModelProto
@@ -93,11 +94,25 @@ def compile_graph(
     source: Graph, options: CompileOptions, shared: Shared, shapes: Mapping[str, Sequence[int]] | None = None
 ) -> Executable:
     """Compile a graph, which is always one program."""
-    target, family = resolve_target(options.target), shared.family
+    target = resolve_target(options.target)
     if target.name == CPU:
         return Executable(build_program(source, options, target), SimulatorBackend(CPU))
 
     on_gpu = not options.simulate and device.is_present(target)
+    with after_equal_ones() if on_gpu else nullcontext():
+        return _compiled_for(target, on_gpu, source, options, shared, shapes)
+
+
+def _compiled_for(
+    target: Target,
+    on_gpu: bool,
+    source: Graph,
+    options: CompileOptions,
+    shared: Shared,
+    shapes: Mapping[str, Sequence[int]] | None,
+) -> Executable:
+    """Compile a graph for a target with cuDNN."""
+    family = shared.family
     workers = start_workers(target, on_gpu, options.plan_filter, shared.oracle, family)
     build = partial(build_program, source, options, target, family, workers.oracle)
     if family is not None and family.transfers:

@@ -61,8 +61,15 @@ class MachineLocks:
         kind: the kind of work. Work that needs the result of other work while it is claimed must be of another kind,
             because two keys of one kind can share a file.
         """
-        with _closing(self._waited([f"{kind}-{int(key[:8], 16) % FILES}"], check)):
+        with _closing(self._waited([_claim_file(key, kind)], check)):
             yield
+
+    def is_claimed(self, key: str, kind: str = "claim") -> bool:
+        """Tell if somebody holds a claim now."""
+        with _OpenFiles(self._folder) as files:
+            handle = files.lock_first([_claim_file(key, kind)])
+        with _closing(handle):
+            return handle is None
 
     def _waited(self, names: Sequence[str], check: Callable[[], None]) -> int:
         """Lock one of these files, waiting while all are held; -1 if there are no locks here."""
@@ -75,6 +82,10 @@ class MachineLocks:
                 pause = min(2 * pause, longest)
                 handle = files.lock_again()
         return handle
+
+
+def _claim_file(key: str, kind: str) -> str:
+    return f"{kind}-{int(key[:8], 16) % FILES}"
 
 
 class _OpenFiles:

@@ -126,6 +126,15 @@ def test_slots_of_other_work_are_other_slots(tmp_path: Path) -> None:
         pass
 
 
+def test_a_claim_is_seen_without_waiting(tmp_path: Path) -> None:
+    locks = MachineLocks(tmp_path, 1)
+    assert not locks.is_claimed("ab" * 32)
+    with MachineLocks(tmp_path, 1).claim("ab" * 32, stop):
+        assert locks.is_claimed("ab" * 32)
+        assert not locks.is_claimed("ab" * 32, "proof") and not locks.is_claimed("cd" * 32)
+    assert not locks.is_claimed("ab" * 32)
+
+
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write any folder")
 def test_in_a_read_only_folder_each_process_works_for_itself(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)

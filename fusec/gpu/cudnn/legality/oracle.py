@@ -10,13 +10,14 @@ import json
 import math
 import threading
 import time
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from fusec.errors import TargetError
+from fusec.gpu.cudnn.legality.equal_compilations import wait_for_equal
 from fusec.gpu.cudnn.legality.similar_graphs import BuiltPlans, SimilarGraphs, factor
 from fusec.gpu.cudnn.legality.verdict_json import decode, encode
 from fusec.gpu.cudnn.legality.verdict_keys import is_listed, lasts, verdict_environment
@@ -36,6 +37,7 @@ PROBE = CudnnGraph(
     (CudnnTensor(1, (1, 8, 64), (512, 64, 1), DType.F16), CudnnTensor(2, (1, 8, 64), (512, 64, 1), DType.F16)),
     (CudnnCall("pointwise", (1,), (2,), "relu"),),
 )
+PROOF = "proof"  # kind of the claim on the probe
 
 
 class Oracle(WorkerPool):
@@ -99,6 +101,8 @@ class Oracle(WorkerPool):
             Where `close` ended the workers first, it is a refusal that says so.
         """
         new = self._unknown(graphs)
+        if new and self.device and self._waited(new.values(), end):
+            new = self._unknown(graphs)
         passing: dict[Hashable, Verdict] = {}  # by `CudnnGraph.number_free_key`: verdicts that hold for this call alone
         if new and time.monotonic() < end:
             self.start(len(new))
@@ -128,6 +132,11 @@ class Oracle(WorkerPool):
             if self._similar is not None and asked and isinstance(self._memory.get(graph.key), Legal):
                 self._similar.add(graph)
         return [self._memory.get(g.key) or passing.get(g.number_free_key, UNASKED) for g in graphs]
+
+    def _waited(self, graphs: Iterable[CudnnGraph], end: float) -> bool:
+        """Wait for another process that compiles what needs these verdicts; False if there is none."""
+        epoch = self._epoch
+        return wait_for_equal(graphs, self.locks, lambda: self.require_open(epoch), end)
 
     def _unknown(self, graphs: Sequence[CudnnGraph]) -> dict[str, CudnnGraph]:
         """Select the graphs to ask about, by key: one of those that differ in numbers by value alone."""
@@ -227,10 +236,12 @@ class Oracle(WorkerPool):
     def start_if_new(self) -> None:
         """Start workers and the proof, if nothing was asked on this machine before with these versions.
 
-        Only half of the workers, because a small model needs no more.
+        Only half of the workers, because a small model needs no more; none while another process proves, because it
+        may compile the same model, and this one then waits for it.
         """
         if not self._store.get([self._proof]):
-            self.start(max(1, self.workers // 2))
+            if not self.locks.is_claimed(PROBE.key, PROOF):
+                self.start(max(1, self.workers // 2))
             self._begin_proof()
 
     def _begin_proof(self) -> None:
@@ -254,7 +265,7 @@ class Oracle(WorkerPool):
         """Prove, unless another process does: then wait for its end, or until the workers of `epoch` are closed."""
         try:
             # a kind of its own, because graphs are claimed while they wait for the proof
-            with self.locks.claim(PROBE.key, lambda: self.require_open(epoch), "proof"):
+            with self.locks.claim(PROBE.key, lambda: self.require_open(epoch), PROOF):
                 if not self._store.get([self._proof]):
                     self.prove()
             result.set_result(None)
