@@ -197,6 +197,15 @@ TRAINING: tuple[Mutant, ...] = (
         "exporters/test_onnx_export.py",
     ),
     _m(
+        "places_of_nan",
+        "training passes",
+        "gpu/kernels/pooling/pool.cuh",
+        "if (nans) {",
+        "if (false) {",
+        "the place of NaN is that of the largest number before it",
+        "gpu/kernels/pooling/test_pool_forward.py",
+    ),
+    _m(
         "gradients_in_any_order",
         "training passes",
         "lowering/anchors.py",

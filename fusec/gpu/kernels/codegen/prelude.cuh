@@ -858,6 +858,23 @@ template <class T> DEVICE u32 larger_pair(u32 x, u32 y) {
   return word_of<T>(nmax(a.low, b.low), nmax(a.high, b.high));
 #endif
 }
+// The bits of each of two numbers of 16 bits that is larger than another. NaN is not, and nothing is larger than NaN.
+template <class T> DEVICE u32 where_larger(u32 x, u32 y) {
+#if !defined(FUSEC_EMULATED) && __CUDA_ARCH__ >= 900
+  u32 bits;
+  if constexpr (T::is_brain) asm("set.gt.u32.bf16x2 %0, %1, %2;" : "=r"(bits) : "r"(x), "r"(y));
+  else asm("set.gt.u32.f16x2 %0, %1, %2;" : "=r"(bits) : "r"(x), "r"(y));
+  return bits;
+#else
+  const Pair a = pair_of<T>(x), b = pair_of<T>(y);
+  return (a.low > b.low ? 0xffffu : 0u) | (a.high > b.high ? 0xffff0000u : 0u);
+#endif
+}
+// The bits of each of two numbers of 16 bits that is NaN.
+template <class T> DEVICE u32 where_nan(u32 x) {
+  const Pair a = pair_of<T>(x);
+  return (a.low != a.low ? 0xffffu : 0u) | (a.high != a.high ? 0xffff0000u : 0u);
+}
 // Return the word of another thread of the warp.
 DEVICE u32 word_from(u32 word, u32 lane) {
 #ifdef FUSEC_EMULATED

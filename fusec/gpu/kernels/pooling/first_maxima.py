@@ -85,11 +85,16 @@ def index_in(letter: str, dims: Sequence[WindowDim], extent: str) -> str:
 
 def find_largest(x: Value, dims: Sequence[WindowDim], cuda: CudaTemplate, arguments: Arguments) -> list[str]:
     """Find the first of the largest taps of the window at o0, o1 and so on, as `where`."""
+    return cuda("find_largest", EACH_TAP=each_tap("compare_tap", x, dims, cuda, arguments))
+
+
+def each_tap(fragment: str, x: Value, dims: Sequence[WindowDim], cuda: CudaTemplate, arguments: Arguments) -> list[str]:
+    """Return loops over the taps of the window at o0, o1 and so on, with a fragment that reads a tap's elements."""
     at = Space(x.type.shape, ("c0", "c1", *(f"p{d}" for d in range(len(dims))))).offset(x.type)
     tap = index_in("k", dims, "window")
-    body = cuda("compare_tap", ELEMENTS=f"{arguments.read(x)} + ({at})", TAP_NUMBER=tap)
+    body = cuda(fragment, ELEMENTS=f"{arguments.read(x)} + ({at})", TAP_NUMBER=tap)
     for d, dim in reversed(tuple(enumerate(dims))):
         place = f"(int)o{d} * {dim.stride} + k{d} * {dim.dilation} - {dim.pad}"
         outside = f"(u32)p{d} >= {dim.size}u"
         body = cuda("each_tap", TAP=f"k{d}", TAPS=dim.window, PIXEL=f"p{d}", PLACE=place, OUTSIDE=outside, BODY=body)
-    return cuda("find_largest", EACH_TAP=body)
+    return body

@@ -10,11 +10,12 @@ from collections.abc import Sequence
 from fusec.gpu.kernels.codegen.cuda_template import cuda_template
 from fusec.gpu.kernels.codegen.kernel import C_TYPES, Arguments, Kernel, compute_type
 from fusec.gpu.kernels.codegen.pointwise_code import Space, strides_from, widest_vector
-from fusec.gpu.kernels.pooling.first_maxima import Threads, find_largest, unrolled, window_dims
-from fusec.ir import Node, Value
+from fusec.gpu.kernels.pooling.first_maxima import Threads, each_tap, find_largest, unrolled, window_dims
+from fusec.ir import DType, Node, Value
 from fusec.ops import MaxPoolTrain
 
 _CUDA = cuda_template(__package__, "pool.cuh")
+LOWEST = {DType.F16: "0xfc00u", DType.BF16: "0xff80u"}  # minus infinity
 
 
 def max_pool_train(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | None:
@@ -36,10 +37,16 @@ def max_pool_train(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | 
     types_in_c = {"TYPE": C_TYPES[x.type.dtype], "NUMBER": compute_type(x.type.dtype), "INDEX": "u8"}
     cuda = _CUDA.bind(VECTOR=vector, UNROLL=unrolled(dims), **types_in_c)
     arguments = Arguments()
-    lines += find_largest(x, dims, cuda, arguments)
+    if x.type.dtype in LOWEST and vector % 2 == 0:
+        cuda = cuda.bind(WORDS=vector // 2, LOWEST=LOWEST[x.type.dtype])
+        taps, taps_again = (each_tap(body, x, dims, cuda, arguments) for body in ("compare_pairs", "find_nan_in_pairs"))
+        lines += cuda("find_largest_of_pairs", EACH_TAP=taps, EACH_TAP_AGAIN=taps_again)
+        stores = "store_maxima_of_pairs", "store_places_of_pairs"
+    else:
+        lines += find_largest(x, dims, cuda, arguments)
+        stores = "store_maximum", "store_largest"
     space = Space(y.type.shape, ("c0", "c1", *names))
-    if y in outputs:
-        lines += cuda("store_maximum", STORED=f"{arguments.write(y)} + ({space.offset(y.type)})")
-    if places in outputs:
-        lines += cuda("store_largest", STORED=f"{arguments.write(places)} + ({space.offset(places.type)})")
+    for result, store in zip((y, places), stores, strict=True):
+        if result in outputs:
+            lines += cuda(store, STORED=f"{arguments.write(result)} + ({space.offset(result.type)})")
     return Kernel(pool.op.name, (arguments.early_launch(pool.op.name, lines, grid),))

@@ -83,6 +83,52 @@ FRAGMENT(compare_tap) {
   }
 }
 
+// The same for pairs of 16-bit floats, which are compared together. NaN has no place until all taps are seen, because it is
+// rare.
+FRAGMENT(find_largest_of_pairs) {
+  u32 largest[WORDS], places[WORDS], nans = 0;
+  for (int w = 0; w < WORDS; ++w) { largest[w] = LOWEST * 0x10001u; places[w] = 0; }
+  EACH_TAP
+  for (int w = 0; w < WORDS; ++w) nans |= where_nan<TYPE>(largest[w]);
+  if (nans) {
+    u32 found[WORDS];
+    for (int w = 0; w < WORDS; ++w) found[w] = 0;
+    EACH_TAP_AGAIN
+  }
+}
+
+FRAGMENT(compare_pairs) {
+  const Pack<u32, WORDS> taken = load_pack<u32, WORDS>((const u32*)(ELEMENTS));
+  #pragma unroll
+  for (int w = 0; w < WORDS; ++w) {
+    const u32 larger = where_larger<TYPE>(taken.v[w], largest[w]);
+    places[w] = (places[w] & ~larger) | ((TAP_NUMBER) * 0x10001u & larger);
+    largest[w] = larger_pair<TYPE>(largest[w], taken.v[w]);
+  }
+}
+
+FRAGMENT(find_nan_in_pairs) {
+  const Pack<u32, WORDS> taken = load_pack<u32, WORDS>((const u32*)(ELEMENTS));
+  #pragma unroll
+  for (int w = 0; w < WORDS; ++w) {
+    const u32 first = where_nan<TYPE>(taken.v[w]) & ~found[w];
+    places[w] = (places[w] & ~first) | ((TAP_NUMBER) * 0x10001u & first);
+    found[w] |= first;
+  }
+}
+
+FRAGMENT(store_maxima_of_pairs) {
+  Pack<u32, WORDS> maxima;
+  for (int w = 0; w < WORDS; ++w) maxima.v[w] = largest[w];
+  store_pack<u32, WORDS>((u32*)(STORED), maxima);
+}
+
+FRAGMENT(store_places_of_pairs) {
+  Pack<u8, VECTOR> bytes;
+  for (int j = 0; j < VECTOR; ++j) bytes.v[j] = (u8)(places[j / 2] >> 16 * (j % 2));
+  store_pack<u8, VECTOR>(STORED, bytes);
+}
+
 FRAGMENT(store_maximum) {
   Pack<TYPE, VECTOR> largest;
   for (int j = 0; j < VECTOR; ++j) largest.v[j] = narrow<TYPE>(best[j]);
