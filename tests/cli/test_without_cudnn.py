@@ -38,6 +38,7 @@ def bare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """Hide the packages, forbid workers, and give an empty cache folder, which is returned."""
     for name in ("cudnn", "cupy", "cupyx", "nvidia"):
         monkeypatch.setitem(sys.modules, name, None)  # which find_spec and import take for missing
+    monkeypatch.setattr(deviceless, "library_folders", deviceless.library_folders.__wrapped__)  # without what it found
     monkeypatch.setattr(deviceless, "cudnn_version", lambda: "")  # another test may have loaded the library
 
     def asked(*args: Any) -> None:
