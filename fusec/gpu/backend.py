@@ -22,6 +22,7 @@ from fusec.gpu.autotune.plans.plan_selection import PlanSelector
 from fusec.gpu.autotune.step_choices import TunedChoices
 from fusec.gpu.autotune.steps.step_selection import StepSelector
 from fusec.gpu.cublaslt.algorithms import Blas
+from fusec.gpu.cudnn.handles import create_handle
 from fusec.gpu.cudnn.without_driver.deviceless import nvrtc_libraries
 from fusec.gpu.cudnn.worker_processes.build_pool import BuildPool
 from fusec.gpu.device_arrays import DeviceArrays
@@ -79,7 +80,7 @@ class CudnnBackend:
         self.descent: dict[str, int] | None = None
         environment = environment_here(self.name, plan_filter, kernel_cache is not None)
         cache = TuningCache(store or PlanStore(), environment, tuning.level, known)
-        self._handle = cudnn.create_handle()
+        self._handle = create_handle()
         self._stream = cupy.cuda.Stream(non_blocking=True)
         self._streams = Streams(self._stream)
         self._stopwatch = Stopwatch(self._stream)

@@ -6,6 +6,7 @@ from collections.abc import Collection
 
 import cudnn
 
+from fusec.gpu.cudnn.handles import create_handle
 from fusec.gpu.cudnn.plans.emit import emit
 from fusec.gpu.cudnn.plans.plan_list import modes_of
 from fusec.gpu.launch import reorder
@@ -33,7 +34,7 @@ def warm_up(storage: DType, others: Collection[DType] = ()) -> None:
     storage: the float type of the model
     others: types of its results, those of 8 bits of which are compared, too
     """
-    handle = cudnn.create_handle()
+    handle = create_handle()
     try:
         pygraph = emit(GRAPH, handle=handle)
         pygraph.validate()

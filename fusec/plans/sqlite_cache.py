@@ -47,6 +47,7 @@ class Store:
 
         def read(connection: sqlite3.Connection) -> dict[str, str]:
             found: dict[str, str] = {}
+            connection.execute("BEGIN")  # otherwise SQLite locks the file for each key
             for key in wanted:
                 row = connection.execute("SELECT text, checksum FROM answers WHERE key = ?", (key,)).fetchone()
                 if row is not None and row[1] == _checksum(key, str(row[0])):

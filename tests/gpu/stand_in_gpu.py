@@ -174,7 +174,6 @@ class Machine:
 
     def cudnn(self) -> Any:
         return types.SimpleNamespace(
-            create_handle=lambda: "handle",
             destroy_handle=lambda handle: None,
             set_stream=lambda handle, stream: self.cudnn_streams.append(stream),
             backend_version=lambda: self.cudnn_version,
@@ -421,6 +420,8 @@ def install(machine: Machine, patch: Callable[[Any, str, Any], None]) -> None:
     for module in (backend, plan_bench, tuning_environment, workspace):
         patch(module, "cupy", cupy)
         patch(module, "cudnn", cudnn)
+    for module in (backend, warm_up):
+        patch(module, "create_handle", lambda: "handle")
     patch(plan_list, "cudnn", cudnn)
     patch(cubin_function, "cupy", cupy)
     patch(warm_up, "cudnn", cudnn)

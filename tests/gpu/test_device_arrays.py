@@ -12,19 +12,18 @@ pytest.importorskip("cudnn")
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.int8, ml_dtypes.bfloat16])
-@pytest.mark.parametrize("copied", ["large", "small", "transposed"])
+@pytest.mark.parametrize("copied", ["large", "small", "transposed", "empty"])
 def test_arrays_of_the_host_come_to_the_device_as_they_are(machine: Machine, dtype: type, copied: str) -> None:
-    """Large ones are copied directly, because CuPy would allocate as much pinned memory."""
+    """Contiguous ones are copied directly, because CuPy would allocate as much pinned memory."""
     from fusec.gpu.device_arrays import DeviceArrays
-    from fusec.gpu.launch.device_constants import LARGE_BYTES
 
-    rows = LARGE_BYTES // 64 if copied != "small" else 4
+    rows = {"large": 1 << 14, "small": 4, "transposed": 1 << 14, "empty": 0}[copied]
     array = np.random.default_rng(0).standard_normal((rows, 64)).astype(dtype)
     array = array.T if copied == "transposed" else array
     moved = DeviceArrays().from_any(array)
     assert isinstance(moved, Array) and (moved.dtype, moved.shape) == (array.dtype, array.shape)
     np.testing.assert_array_equal(moved.get(), array)
-    assert len(machine.copied) == (copied == "large")
+    assert len(machine.copied) == (copied in ("large", "small"))
 
 
 def test_a_number_becomes_an_array(machine: Machine) -> None:

@@ -58,10 +58,11 @@ def _answers(target: Target, device: bool) -> tuple[int, dict[str, Answer]]:
     """Return cuDNN's version, and the function that answers each kind of question."""
     import cudnn  # these imports need the driver and NVRTC loaded
 
+    from fusec.gpu.cudnn.handles import create_handle
     from fusec.gpu.cudnn.legality.graph_check import GraphCheck
     from fusec.gpu.cudnn.plans.plan_builder import PlanBuilder
 
-    handle: Any = cudnn.create_handle() if device else None
+    handle: Any = create_handle() if device else None
     check, builder = GraphCheck(target, handle), PlanBuilder(target, handle)
     answers: dict[str, Answer] = {
         "verdict": check.verdict,

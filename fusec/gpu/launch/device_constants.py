@@ -15,7 +15,7 @@ from fusec.gpu.launch.stream_calls import TO_DEVICE
 from fusec.ir import Array, TensorType
 from fusec.lowering.packing import pack, to_codes
 
-LARGE_BYTES = 1 << 20  # CuPy copies by way of pinned memory, which takes longer to allocate than such an array to copy
+LARGE_BYTES = 1 << 20  # of an array that is copied as it lies in memory, and then arranged
 
 
 class DeviceConstants:
@@ -81,8 +81,11 @@ def arranged_from(moved: Array, order: tuple[int, ...], type: TensorType) -> Arr
 
 
 def to_device(array: Any) -> Array:
-    """Copy an array or a number to the device, a large array without pinned memory, on the current stream."""
-    if not isinstance(array, np.ndarray) or array.nbytes < LARGE_BYTES or not array.flags.c_contiguous:
+    """Copy an array or a number to the device on the current stream, an array without pinned memory.
+
+    CuPy copies by way of pinned memory, which takes longer to allocate than most arrays to copy.
+    """
+    if not isinstance(array, np.ndarray) or not array.flags.c_contiguous or not array.size:
         return cupy.asarray(array)
     raw = cupy.empty(array.nbytes, np.uint8)
     stream = cupy.cuda.get_current_stream().ptr

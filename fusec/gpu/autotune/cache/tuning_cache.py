@@ -57,6 +57,7 @@ class TuningCache:
         self._accept_incomplete = known.accept_incomplete
         self._suggested = known.plans
         self._known_kernels = known.kernels
+        self._read: dict[PlanKey, Entry] = {}  # what `quarantine_known_wrong` read, each for one use
         self._quarantined: dict[str, list[tuple[int, Knobs, str]]] = {}  # by graph, because each plan is looked up
 
     @property
@@ -72,7 +73,8 @@ class TuningCache:
 
     def entry(self, graph: str) -> Entry | None:
         """Return the choice for a graph, by key, with its serialized plan if there is one; never one in quarantine."""
-        stored = self.plan_store.get(self.environment.key(graph, self.level))
+        at = self.environment.key(graph, self.level)
+        stored = self._read.pop(at, None) or self.plan_store.get(at)
         suggested = next(iter(self._suggested.get(graph, ())), None)
         if suggested is not None and self.level != "none" and suggested.choice.time_us is None:
             suggested = None
@@ -132,7 +134,7 @@ class TuningCache:
             warnings.warn(f"{choice.name} cannot be stored serialized: {reason}", stacklevel=4)
             return False
         if error is not None and error <= TOLERANCE:
-            self.plan_store.put(at, Entry(choice, blob))
+            self._put({at: Entry(choice, blob)})
             return True
         warnings.warn(f"{choice.name} is not stored: read back, its results are off by {error}", stacklevel=4)
         return False
@@ -140,7 +142,9 @@ class TuningCache:
     def drop(self, graph: str, choice: Choice, reason: str) -> None:
         """Drop a serialized plan, but not the choice of that plan."""
         for level in (self.level, self._name(choice)):
-            self.plan_store.drop_blob(self.environment.key(graph, level), reason)
+            at = self.environment.key(graph, level)
+            self._read.pop(at, None)
+            self.plan_store.drop_blob(at, reason)
         entries = list(self._suggested.get(graph, ()))
         for place, entry in enumerate(entries):
             if entry.blob is not None and entry.choice.identity == choice.identity:
@@ -150,14 +154,20 @@ class TuningCache:
 
     def store_choice(self, graph: str, choice: Choice) -> None:
         """Store the best plan of a graph."""
-        known = self.plan_store.get(self.environment.key(graph, self.level))
+        at = self.environment.key(graph, self.level)
+        known = self.plan_store.get(at)
         if known is None or known.choice != choice:
-            self.plan_store.put(self.environment.key(graph, self.level), Entry(choice))
+            self._put({at: Entry(choice)})
 
     def store_received(self, entries: Mapping[str, Entry]) -> None:
         """Store plans as choices of their graphs, unless others are stored."""
         keys = {self.environment.key(graph, self.level): entry for graph, entry in entries.items()}
-        self.plan_store.put_all({key: entry for key, entry in keys.items() if self.plan_store.get(key) is None})
+        self._put({key: entry for key, entry in keys.items() if self.plan_store.get(key) is None})
+
+    def _put(self, entries: Mapping[PlanKey, Entry]) -> None:
+        for key in entries:
+            self._read.pop(key, None)
+        self.plan_store.put_all(entries)
 
     def _key_of(self, graph: str, choice: Choice) -> PlanKey:
         """Return the key of the graph's choice if this is it, else the key of a plan by its name."""
@@ -178,7 +188,10 @@ class TuningCache:
     def quarantine_known_wrong(self, graphs: Mapping[str, CudnnGraph]) -> None:
         """Put stored or suggested plans in quarantine that `known_bugs` lists as wrong."""
         for key, graph in graphs.items():
-            known = self.plan_store.get(self.environment.key(key, self.level))
+            at = self.environment.key(key, self.level)
+            known = self.plan_store.get(at)
+            if known is not None:
+                self._read[at] = known
             for entry in (*([known] if known is not None else []), *self._suggested.get(key, ())):
                 choice = entry.choice
                 reason = wrong_plan(graph, choice.engine, dict(choice.knobs))

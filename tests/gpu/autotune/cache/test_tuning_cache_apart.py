@@ -59,6 +59,23 @@ def test_a_plan_found_wrong_is_no_longer_known(tmp_path: Path) -> None:
     assert here.suggested(GRAPH.key) == ()
 
 
+def test_a_plan_is_read_once_to_be_checked_and_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here, read = kept(tmp_path), list[str]()
+    here.store_choice(GRAPH.key, CHOICE)
+    get = PlanStore.get
+    monkeypatch.setattr(PlanStore, "get", lambda self, key: read.append(key.digest) or get(self, key))
+    here.quarantine_known_wrong({GRAPH.key: GRAPH})
+    entry = here.entry(GRAPH.key)
+    assert entry is not None and entry.choice == CHOICE
+    at_level, by_name = read[0], read[1:]  # the plan's blob may be stored under its name
+    assert at_level not in by_name
+
+    here.quarantine_known_wrong({GRAPH.key: GRAPH})
+    here.store_choice(GRAPH.key, replace(CHOICE, engine=4))
+    entry = here.entry(GRAPH.key)
+    assert entry is not None and entry.choice.engine == 4
+
+
 def test_a_form_is_the_fastest_among_what_there_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """New kernels, or launches that cost something else, and it is measured again."""
     here = kept(tmp_path)
