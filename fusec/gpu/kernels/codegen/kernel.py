@@ -10,6 +10,7 @@ import hashlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 
 from fusec.gpu.kernels.codegen.cuda_template import cuda_file, indented
 from fusec.ir import HALVES, DType, TensorType, Value
@@ -268,11 +269,13 @@ class Arguments:
         return Launch(entry, source, grid, block, *of, numbers=tuple(numbers), cluster=cluster)
 
 
+@cache
 def prelude() -> str:
     """Return the CUDA C that every source begins with."""
     return cuda_file(__package__, "prelude.cuh")
 
 
+@cache
 def narrow_types() -> str:
     """Return the CUDA C of floats of 8 bits and fewer, and of integers below 8 bits, for after the prelude."""
     return cuda_file(__package__, "narrow_types.cuh")
