@@ -99,7 +99,7 @@ def compile_graph(
         return Executable(build_program(source, options, target), SimulatorBackend(CPU))
 
     on_gpu = not options.simulate and device.is_present(target)
-    with after_equal_ones() if on_gpu else nullcontext():
+    with after_equal_ones(f"{options.tune} {options.plan_filter.key}") if on_gpu else nullcontext():
         return _compiled_for(target, on_gpu, source, options, shared, shapes)
 
 

@@ -21,9 +21,12 @@ _log = logging.getLogger(__name__)
 
 
 class _Claim(ExitStack):
-    """The claim of one compilation, once it is made."""
+    """The claim of one compilation, once it is made. how: see `after_equal_ones`."""
 
-    is_made = False
+    def __init__(self, how: str):
+        super().__init__()
+        self.how = how
+        self.is_made = False
 
 
 class _TimeIsUp(Exception):  # noqa: N818  # no error: both go on
@@ -34,12 +37,15 @@ _claim: ContextVar[_Claim | None] = ContextVar("claim", default=None)
 
 
 @contextmanager
-def after_equal_ones() -> Generator[None]:
-    """Hold the claim that a compilation within this block makes, until its end. Inner blocks share the outer claim."""
+def after_equal_ones(how: str) -> Generator[None]:
+    """Hold the claim that a compilation within this block makes, until its end. Inner blocks share the outer claim.
+
+    how: what choices depend on apart from the graphs, such as the tuning level
+    """
     if _claim.get() is not None:
         yield
         return
-    with _Claim() as claim:
+    with _Claim(how) as claim:
         token = _claim.set(claim)
         try:
             yield
@@ -53,13 +59,14 @@ def wait_for_equal(graphs: Iterable[CudnnGraph], locks: MachineLocks, check: Cal
     Only the first graphs of a block make a claim, because a process that waits holds none.
 
     check: called while waiting; it raises an error to give up.
-    end: when to stop waiting, of `time.monotonic`
+    end: when the compilation stops to ask, of `time.monotonic`; it waits for half of the time until then
     """
     claim = _claim.get()
     if claim is None or claim.is_made:
         return False
     claim.is_made = True
-    waited = False
+    waited, now = False, time.monotonic()
+    end = now + (end - now) / 2
 
     def check_time() -> None:
         nonlocal waited
@@ -70,7 +77,7 @@ def wait_for_equal(graphs: Iterable[CudnnGraph], locks: MachineLocks, check: Cal
         if time.monotonic() >= end:
             raise _TimeIsUp
 
-    key = hashlib.sha256("".join(sorted(graph.key for graph in graphs)).encode()).hexdigest()
+    key = hashlib.sha256("\n".join([claim.how, *sorted(graph.key for graph in graphs)]).encode()).hexdigest()
     with suppress(_TimeIsUp):
         claim.enter_context(locks.claim(key, check_time, KIND))
     return waited

@@ -27,9 +27,9 @@ FOREVER = float("inf")
 def nothing() -> None: ...
 
 
-def asks(folder: Path, *graphs: CudnnGraph, end: float = FOREVER) -> bool:
+def asks(folder: Path, *graphs: CudnnGraph, end: float = FOREVER, how: str = "quick") -> bool:
     """Compile what needs verdicts on these graphs; tell if that waited for another one."""
-    with after_equal_ones():
+    with after_equal_ones(how):
         return wait_for_equal(graphs, MachineLocks(folder, 1), nothing, end)
 
 
@@ -39,7 +39,7 @@ def other_compilation(folder: Path, *graphs: CudnnGraph) -> Generator[Callable[[
     claimed, ends = threading.Event(), threading.Event()
 
     def compiles() -> None:
-        with after_equal_ones():
+        with after_equal_ones("quick"):
             assert not wait_for_equal(graphs, MachineLocks(folder, 1), nothing, FOREVER)
             claimed.set()
             assert ends.wait(60)
@@ -67,14 +67,15 @@ def test_another_model_does_not_wait(tmp_path: Path) -> None:
     with other_compilation(tmp_path, FIRST):
         assert not asks(tmp_path, SECOND)
         assert not asks(tmp_path, FIRST, SECOND)
+        assert not asks(tmp_path, FIRST, how="full")
 
 
 def test_only_the_first_graphs_of_a_compilation_make_a_claim(tmp_path: Path) -> None:
     """A process that holds a claim waits for no other, so there is no deadlock."""
     locks = MachineLocks(tmp_path, 1)
-    with other_compilation(tmp_path, SECOND), after_equal_ones():
+    with other_compilation(tmp_path, SECOND), after_equal_ones("quick"):
         assert not wait_for_equal([FIRST], locks, nothing, FOREVER)
-        with after_equal_ones():
+        with after_equal_ones("quick"):
             assert not wait_for_equal([SECOND], locks, nothing, FOREVER)
         assert not wait_for_equal([SECOND], locks, nothing, FOREVER)
 
@@ -84,11 +85,11 @@ def test_without_a_compilation_nothing_is_claimed(tmp_path: Path) -> None:
         assert not wait_for_equal([FIRST], MachineLocks(tmp_path, 1), nothing, FOREVER)
 
 
-def test_a_compilation_waits_no_longer_than_its_budget(tmp_path: Path) -> None:
+def test_a_compilation_waits_no_longer_than_half_of_its_budget(tmp_path: Path) -> None:
     with other_compilation(tmp_path, FIRST):
         begin = time.monotonic()
-        assert asks(tmp_path, FIRST, end=begin + 0.2)
-        assert 0.2 <= time.monotonic() - begin < 30
+        assert asks(tmp_path, FIRST, end=begin + 6.0)
+        assert 3.0 <= time.monotonic() - begin < 6.0
 
 
 @pytest.mark.cudnn
@@ -101,7 +102,7 @@ def test_who_waited_asks_nothing_that_the_other_stored(tmp_path: Path, monkeypat
     ):
 
         def compiles() -> list[object]:
-            with after_equal_ones():
+            with after_equal_ones("quick"):
                 return list(second.judge([FIRST, SECOND]))
 
         monkeypatch.setattr(second, "device", True)  # where plans are timed, too
