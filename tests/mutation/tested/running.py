@@ -467,6 +467,15 @@ RUNNING: tuple[Mutant, ...] = (
         "gpu/test_first_load.py",
     ),
     _m(
+        "claims_of_any_level",
+        "tuning",
+        "gpu/cudnn/legality/equal_compilations.py",
+        "[claim.how, *sorted(",
+        "[*sorted(",
+        "a quick compilation waits for a full one of the same model",
+        "gpu/cudnn/legality/test_equal_compilations.py",
+    ),
+    _m(
         "verdict_before_proof",
         "tuning",
         "gpu/cudnn/legality/oracle.py",
