@@ -65,9 +65,10 @@ def test_an_equal_compilation_waits_for_the_end_of_the_first(tmp_path: Path) -> 
 
 def test_another_model_does_not_wait(tmp_path: Path) -> None:
     with other_compilation(tmp_path, FIRST):
-        assert not asks(tmp_path, SECOND)
-        assert not asks(tmp_path, FIRST, SECOND)
-        assert not asks(tmp_path, FIRST, how="full")
+        end = time.monotonic() + 4.0  # so that a fault shows soon
+        assert not asks(tmp_path, SECOND, end=end)
+        assert not asks(tmp_path, FIRST, SECOND, end=end)
+        assert not asks(tmp_path, FIRST, how="full", end=end)
 
 
 def test_only_the_first_graphs_of_a_compilation_make_a_claim(tmp_path: Path) -> None:
