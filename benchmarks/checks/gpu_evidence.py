@@ -4,9 +4,9 @@ Usage: python -m benchmarks.checks.gpu_evidence DIR PHASE:SECONDS [...] [--seed 
 Phases: `fuzz` (`device_agrees` and `kernels_agree`, fresh graphs), `suite` (onnx's suite), `tests` (`pytest -m gpu`),
 `times` (each model of benchmarks.models.peers without its peers) and `cpu` (the properties that need no GPU). They run
 one after the other; phases joined by a comma, as in `suite,tests:200`, run at the same time. Each GPU has processes and
-a cache folder of its own, because many processes with one cache wait for each other. Reports, findings, logs and
-summary.txt go to DIR. What still runs at the end of a phase is stopped. The exit status is 1 if a phase found something
-or was cut.
+a cache folder of its own, because many processes with one cache wait for each other. Fuzzers draw graphs until 45 s
+before the end of their phase, because their workers need that time to stop. Reports, findings, logs and summary.txt go
+to DIR. What still runs at the end of a phase is stopped. The exit status is 1 if a phase found something or was cut.
 """
 
 from __future__ import annotations
