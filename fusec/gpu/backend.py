@@ -27,6 +27,7 @@ from fusec.gpu.cudnn.without_driver.deviceless import nvrtc_libraries
 from fusec.gpu.cudnn.worker_processes.build_pool import BuildPool
 from fusec.gpu.device_arrays import DeviceArrays
 from fusec.gpu.host_buffers import HostBuffers, plan_runners, run_over
+from fusec.gpu.launch import reorder
 from fusec.gpu.launch.capture import StepCapture
 from fusec.gpu.launch.cubins import Cubins
 from fusec.gpu.launch.kernel_launcher import Launcher, Memory
@@ -139,11 +140,13 @@ class CudnnBackend:
         Raises ExecutionError when a graph has no plan.
         """
         wanted = self.steps.variants.kernels_of(others, self._launches.figures)
+        orders = reorder.kernels_of_weights()
         with ThreadPoolExecutor(1, thread_name_prefix="fusec-kernels") as pool:  # NVRTC releases Python's lock
             kernels_ready = pool.submit(self._launcher.compile, wanted)
             self._ready(graphs, footprint_bytes)
             kernels_ready.result()
-        self._launcher.store_cubins(wanted)
+            reorder.use(self._launcher.loaded(orders))
+        self._launcher.store_cubins([*wanted, *orders])
         self.plans.store(graphs.values(), footprint_bytes)
 
     def _ready(self, graphs: Mapping[str, CudnnGraph], footprint_bytes: int) -> None:

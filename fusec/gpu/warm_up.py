@@ -9,9 +9,11 @@ import cudnn
 from fusec.gpu.cudnn.handles import create_handle
 from fusec.gpu.cudnn.plans.emit import emit
 from fusec.gpu.cudnn.plans.plan_list import modes_of
+from fusec.gpu.cudnn.without_driver.deviceless import nvrtc_libraries
 from fusec.gpu.launch import reorder
+from fusec.gpu.launch.cubins import compile_ahead
 from fusec.gpu.measure import device_distance, timer
-from fusec.gpu.nvrtc import function_of
+from fusec.gpu.nvrtc import compute_capability, function_of
 from fusec.ir import DType
 from fusec.lowering.cudnn_graph import PORTS, CudnnCall, CudnnGraph, CudnnTensor
 from fusec.plans.plan_filter import PlanFilter
@@ -44,7 +46,6 @@ def warm_up(storage: DType, others: Collection[DType] = ()) -> None:
     finally:
         cudnn.destroy_handle(handle)
     timer.module().compile()
-    width = storage.numpy.itemsize
     for dtype in (storage, *(each for each in device_distance.BYTES if each in others)):
         function_of(device_distance.source_of(dtype), f"fusec_distance_{dtype.value}")
-    function_of(reorder.source_of(width), f"fusec_reorder{width}")
+    compile_ahead(reorder.kernels_of_weights(), compute_capability(), nvrtc_libraries())

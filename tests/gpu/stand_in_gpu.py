@@ -344,6 +344,7 @@ class Machine:
             CUDARuntimeError=RuntimeFaultError,
             memGetInfo=lambda: (1 << 34, 1 << 37),
             driverGetVersion=lambda: 13000,
+            getDevice=lambda: 0,
             getDeviceProperties=lambda device: {"l2CacheSize": 1 << 20},
         )
         cuda = types.SimpleNamespace(
@@ -424,6 +425,7 @@ def install(machine: Machine, patch: Callable[[Any, str, Any], None]) -> None:
         patch(module, "create_handle", lambda: "handle")
     patch(plan_list, "cudnn", cudnn)
     patch(cubin_function, "cupy", cupy)
+    patch(reorder, "_loaded", {})
     patch(warm_up, "cudnn", cudnn)
     patch(warm_up, "emit", machine.emit)
     patch(cubins, "compiled", machine.compile_elsewhere)

@@ -155,9 +155,10 @@ def test_plans_are_listed_and_small_kernels_compiled_in_advance(
     compiled: list[str] = []
     monkeypatch.setattr(warm_up.timer, "module", lambda: SimpleNamespace(compile=lambda: compiled.append("fusec_gate")))
     monkeypatch.setattr(warm_up, "function_of", lambda source, entry: compiled.append(entry))
+    monkeypatch.setattr(warm_up, "compile_ahead", lambda kernels, *_: compiled.extend(each.name for each in kernels))
     listed = len(machine.modes)
     warm_up.warm_up(DType.F16, {DType.F16, DType.F32, DType.I8})
-    assert compiled == ["fusec_gate", "fusec_distance_f16", "fusec_distance_i8", "fusec_reorder2"]
+    assert compiled == ["fusec_gate", "fusec_distance_f16", "fusec_distance_i8", "fusec_reorder2", "fusec_reorder4"]
     assert len(machine.modes) == listed + 1
     compiled.clear()
     proposed("none").warm_up(frozenset())

@@ -88,6 +88,11 @@ class Cubins:
         self._known, self._store, self._libraries = known, store, libraries
         self._coming: dict[str, Future[bytes | None]] = {}
 
+    def has(self, source: CudaSource) -> bool:
+        """Tell if the cubin of a source is known, or comes from a child process."""
+        coming = source.key in self._coming or source.key in _AHEAD
+        return coming or cubin_in(source.key, self._known(source.key)) is not None
+
     def expect(self, sources: Iterable[CudaSource]) -> None:
         """Start to compile sources that are not known, in child processes; `get` waits for them."""
         wanted = {source.key: source for source in sources if source.key not in self._coming}

@@ -128,6 +128,14 @@ class Launcher:
             else:
                 self._functions[launch.entry] = made
 
+    def loaded(self, kernels: Iterable[Kernel]) -> dict[str, Any]:
+        """Load kernels whose cubins are known, or come from child processes; return their functions, by entry."""
+        launches = [launch for kernel in kernels for launch in kernel.launches]
+        cubins, sm = self._cubins, compute_capability()
+        if cubins is not None:
+            self.compile(k for k in kernels if all(cubins.has(source_of(launch, sm)) for launch in k.launches))
+        return {each.entry: self._functions[each.entry] for each in launches if each.entry in self._functions}
+
     def compile_soon(self, kernels: Iterable[Kernel]) -> None:
         """Start to compile kernels in threads, which release Python's lock; `compile` waits for those it needs."""
         self._start(self.missing(kernels))

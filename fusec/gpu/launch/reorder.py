@@ -6,17 +6,21 @@ CuPy compiles a kernel for each number of dims, which takes a tenth of a second 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import cupy
 import numpy as np
 
-from fusec.gpu.kernels.codegen.kernel import ceil_div
+from fusec.gpu.kernels.codegen.kernel import Kernel, Launch, ceil_div
 from fusec.gpu.nvrtc import module_of
 from fusec.ir import Array
 
 DIMS, BLOCK = 12, 256  # weights of `split_k` have 11 dims
 WIDTHS = {1: "u8", 2: "u16", 4: "u32", 8: "u64"}  # of an element, in bytes
+OF_WEIGHTS = (2, 4)  # the widths of most weights
+
+_loaded: dict[tuple[int, str], Any] = {}  # functions, by device and entry
 
 SOURCE = """
 extern "C" __global__ void __launch_bounds__(256) ENTRY(const TYPE* __restrict__ from, TYPE* __restrict__ to, \
@@ -55,7 +59,10 @@ def can_reorder(array: Array) -> bool:
 def reordered(array: Array, order: tuple[int, ...]) -> Array:
     """Return a flat buffer with the array's elements in an order of its dims."""
     flat = cupy.empty(array.nbytes, np.uint8).view(array.dtype)
-    function = module(array.itemsize).get_function(_entry(array.itemsize))
+    entry = _entry(array.itemsize)
+    function = _loaded.get((cupy.cuda.runtime.getDevice(), entry))
+    if function is None:
+        function = module(array.itemsize).get_function(entry)
     function((ceil_div(array.size, BLOCK),), (BLOCK,), (array, flat, np.uint64(array.size), *_numbers(array, order)))
     return flat
 
@@ -69,6 +76,21 @@ def reordered_codes(array: Array, order: tuple[int, ...], bits: int) -> Array:
     function = module_of(source_of_codes(bits)).get_function(_codes_entry(bits))
     function((ceil_div(flat.size, BLOCK),), (BLOCK,), (array, flat, np.uint64(array.size), *_numbers(array, order)))
     return flat
+
+
+def kernels_of_weights() -> list[Kernel]:
+    """Return the kernels for most weights, which a launcher may have from the cache.
+
+    CuPy asks NVRTC before it reads its own cache, which takes a twentieth of a second in each process.
+    """
+    launches = (Launch(_entry(width), source_of(width), 1, BLOCK, (), ()) for width in OF_WEIGHTS)
+    return [Kernel(launch.entry, (launch,)) for launch in launches]
+
+
+def use(functions: Mapping[str, Any]) -> None:
+    """Use these functions on this device from now on, by entry."""
+    device = cupy.cuda.runtime.getDevice()
+    _loaded.update({(device, entry): function for entry, function in functions.items()})
 
 
 def _numbers(array: Array, order: tuple[int, ...]) -> list[Any]:

@@ -38,6 +38,24 @@ def test_every_element_comes_to_its_place(
 
 
 @needs_compiler
+def test_the_kernel_comes_from_the_cache_if_it_is_there(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    from fusec.gpu.launch import reorder
+    from fusec.gpu.launch.cubins import Cubins, entry_of, source_of
+    from fusec.gpu.launch.kernel_launcher import Launcher
+    from fusec.plans.plan_record import Entry
+
+    kernels, known = reorder.kernels_of_weights(), dict[str, Entry]()
+    launcher = Launcher(Cubins(known.get))
+    assert launcher.loaded(kernels) == {}, "neither is compiled for this"
+    for source in (source_of(launch, 90) for kernel in kernels for launch in kernel.launches):
+        known[source.key] = entry_of(source.key, source.code.encode())
+    reorder.use(launcher.loaded(kernels))
+    monkeypatch.setattr(reorder, "module", lambda width: pytest.fail("it is compiled"))
+    array = np.random.default_rng(0).standard_normal((6, 5)).astype(np.float16)
+    np.testing.assert_array_equal(reorder.reordered(on_device(array), (1, 0)).get(), array.T.reshape(-1))
+
+
+@needs_compiler
 @pytest.mark.parametrize("order", [(), (0, 1, 2, 3), (0, 2, 3, 1)])
 def test_weights_are_packed_as_on_the_host(machine: Machine, order: tuple[int, ...]) -> None:
     from fusec.gpu.device_arrays import DeviceArrays
