@@ -99,15 +99,11 @@ def main() -> NoReturn:
 def _print_version(wanted: bool) -> None:
     if not wanted:
         return
-    import importlib.metadata
-
     from fusec.gpu.cudnn.without_driver.deviceless import cudnn_version
+    from fusec.system.installed import installed_version
 
-    try:
-        frontend = f" with frontend {importlib.metadata.version('nvidia-cudnn-frontend')}"
-    except importlib.metadata.PackageNotFoundError:
-        frontend = ""
-    cudnn = cudnn_version()
+    installed = installed_version("nvidia-cudnn-frontend")
+    frontend, cudnn = "" if installed is None else f" with frontend {installed}", cudnn_version()
     output.say(f"fusec {__version__}, {f'cuDNN {cudnn}{frontend}' if cudnn else 'no cuDNN'}")
     raise typer.Exit
 

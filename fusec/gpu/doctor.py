@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import importlib.metadata
 import sys
 import tempfile
 from collections.abc import Callable
@@ -17,6 +16,7 @@ from fusec.gpu.cudnn.without_driver.deviceless import INSTALL
 from fusec.gpu.device import device_name
 from fusec.plans.cache_folder import cache_folder
 from fusec.plans.sqlite_cache import Store
+from fusec.system.installed import installed_version
 from fusec.targets.target import load, names
 
 
@@ -68,10 +68,10 @@ def _cublaslt() -> Requirement:
 
 
 def _package(name: str, package: str, remedy: str, required: bool = True) -> Requirement:
-    try:
-        return Requirement(name, True, importlib.metadata.version(package))
-    except importlib.metadata.PackageNotFoundError:
+    installed = installed_version(package)
+    if installed is None:
         return Requirement(name, False, f"{package} is not installed", remedy, required)
+    return Requirement(name, True, installed)
 
 
 def _cudnn() -> Requirement:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.metadata
 from collections.abc import Callable, Sequence
 
 from fusec import __version__
@@ -22,6 +21,7 @@ from fusec.plans.lock_record import Locked
 from fusec.plans.plan_filter import PlanFilter
 from fusec.plans.plan_record import BLAS, ORDERS, Choice, Part
 from fusec.schedule.program import Kind, Partition, Program
+from fusec.system.installed import installed_version
 from fusec.targets.target import Target
 
 WHOLE = "model"  # name of the entry for all steps
@@ -64,10 +64,7 @@ def cudnn_steps(program: Program) -> list[Partition]:
 
 def versions() -> dict[str, str]:
     """Return the versions of fusec, cuDNN and its frontend here; empty if not installed."""
-    try:
-        frontend = importlib.metadata.version("nvidia-cudnn-frontend")
-    except importlib.metadata.PackageNotFoundError:
-        frontend = ""
+    frontend = installed_version("nvidia-cudnn-frontend") or ""
     return {"fusec": __version__, "cudnn": cudnn_version(), "frontend": frontend}
 
 

@@ -5,7 +5,6 @@ Nothing in the folder needs fusec. `write` takes a step of a compilation, `write
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import os
 import platform
@@ -26,6 +25,7 @@ from fusec.repro import data, texts
 from fusec.repro.source import script
 from fusec.schedule.program import Kind, Program
 from fusec.system import atomic_write
+from fusec.system.installed import installed_version
 from fusec.system.printable import printable
 from fusec.targets.target import Target
 
@@ -125,12 +125,7 @@ def versions(target: Target) -> dict[str, str | None]:
 
 
 def _installed(*packages: str) -> str | None:
-    for package in packages:
-        try:
-            return importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return None
+    return next((version for package in packages if (version := installed_version(package)) is not None), None)
 
 
 def _onnx(body: Graph) -> tuple[bytes | None, str]:

@@ -122,5 +122,6 @@ def load(name: str) -> Target:
     )
 
 
+@functools.cache
 def _read(name: str) -> dict[str, Any]:
     return json.loads((resources.files("fusec.targets") / f"{name}.json").read_text(encoding="utf-8"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import io
 import logging
 import os
@@ -19,6 +18,7 @@ import fusec as library
 from fusec.cli.common import bars, output
 from fusec.diagnostics.explain.table import bytes_text
 from fusec.gpu.cudnn.without_driver import deviceless
+from fusec.system import installed
 
 FUSEC = (sys.executable, "-m", "fusec")
 
@@ -36,7 +36,7 @@ def test_the_version_names_cudnn(monkeypatch: pytest.MonkeyPatch) -> None:
         return "1.2.3"
 
     monkeypatch.setattr(deviceless, "cudnn_version", lambda: "9.19.0.56")
-    monkeypatch.setattr(importlib.metadata, "version", frontend)
+    monkeypatch.setattr(installed, "installed_version", frontend)
     assert fusec("--version").stdout == f"fusec {library.__version__}, cuDNN 9.19.0.56 with frontend 1.2.3\n"
     monkeypatch.setattr(deviceless, "cudnn_version", lambda: "")
     assert fusec("--version").stdout == f"fusec {library.__version__}, no cuDNN\n"

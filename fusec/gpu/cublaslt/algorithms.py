@@ -5,7 +5,6 @@ cuDNN's packages install the library. Without it `Blas.open` returns None.
 
 from __future__ import annotations
 
-import importlib.metadata
 import warnings
 import weakref
 from collections.abc import Callable, Mapping
@@ -23,6 +22,7 @@ from fusec.gpu.cublaslt.match import Product, product_of
 from fusec.ir import DType
 from fusec.lowering.cudnn_graph import CudnnGraph
 from fusec.plans.plan_record import BLAS, Choice, Knobs
+from fusec.system.installed import installed_version
 
 PACKAGES = ("nvidia-cublas", "nvidia-cublas-cu12")
 COUNT = 8  # algorithms to ask for; for eight measured shapes, the best of 32 was among the first seven
@@ -54,10 +54,8 @@ _KNOBS = (  # types of cublasLtMatmulAlgoConfigAttributes_t, in order; their val
 def version() -> str:
     """Return the library's version, empty without one; it is loaded only if it was not installed as a package."""
     for package in PACKAGES:
-        try:
-            return importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
+        if (installed := installed_version(package)) is not None:
+            return installed
     try:
         number = bindings.load().version
     except (ImportError, OSError, RuntimeError):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.metadata
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -279,10 +278,7 @@ def test_a_library_that_declines_offers_nothing(bindings: Bindings) -> None:
 def unknown_version(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No package has the library."""
 
-    def missing(name: str) -> str:
-        raise importlib.metadata.PackageNotFoundError(name)
-
-    monkeypatch.setattr(importlib.metadata, "version", missing)
+    monkeypatch.setattr(algorithms, "installed_version", lambda package: None)
     algorithms.version.cache_clear()
     yield
     algorithms.version.cache_clear()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.metadata
 import json
 from functools import cache
 from pathlib import Path
@@ -12,6 +11,7 @@ from fusec.gpu.cudnn.without_driver.deviceless import cudnn_version, nvrtc_libra
 from fusec.lowering import known_bugs
 from fusec.plans.plan_filter import PlanFilter
 from fusec.plans.verdict import Legal, Verdict
+from fusec.system.installed import installed_version
 from fusec.targets.target import Target
 
 SCHEMA = 14  # of stored verdicts: raise it when their meaning changes
@@ -23,7 +23,7 @@ def verdict_environment(target: Target, device: bool, plan_filter: PlanFilter | 
     """Return a digest of what a verdict depends on, apart from the graph. No wheel is loaded for it."""
     filtered = [] if plan_filter is None or plan_filter.is_default else [plan_filter.key]
     nvrtc = [Path(library).name for library in nvrtc_libraries()]  # the name of the builtins has the minor version
-    versions = [_version("nvidia-cudnn-frontend"), cudnn_version(), *nvrtc]
+    versions = [installed_version("nvidia-cudnn-frontend") or "", cudnn_version(), *nvrtc]
     text = json.dumps([SCHEMA, _rules_digest(), target.digest, device, versions, *filtered])
     return hashlib.sha256(text.encode()).hexdigest()[:24]
 
@@ -33,13 +33,6 @@ def _rules_digest() -> str:
     """Return a digest of the rules that leave plans out, because a stored verdict holds the plans that they left."""
     sources = sorted(Path(known_bugs.__file__).parent.glob("*.py"))
     return hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()
-
-
-def _version(package: str) -> str:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return ""
 
 
 def lasts(verdict: Verdict) -> bool:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import fnmatch
-import importlib.metadata
 import importlib.util
 import os
 import re
@@ -19,6 +18,7 @@ from pathlib import Path
 
 from fusec.errors import TargetError
 from fusec.gpu.cudnn.without_driver.driver_stand_in import load_driver
+from fusec.system.installed import installed_version
 
 INSTALL = "pip install 'fusec[cu13]' (CUDA 12: 'fusec[cu12]')"
 
@@ -72,10 +72,8 @@ def cudnn_wheel() -> tuple[int, str] | None:
     if library is None or library != find_library("libcudnn.so.*"):
         return None
     for major in (13, 12):
-        try:
-            return major, importlib.metadata.version(f"nvidia-cudnn-cu{major}")
-        except importlib.metadata.PackageNotFoundError:
-            continue
+        if (version := installed_version(f"nvidia-cudnn-cu{major}")) is not None:
+            return major, version
     return None
 
 
