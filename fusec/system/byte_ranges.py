@@ -82,3 +82,30 @@ class MemoryRanges:
 
     def read_into(self, room: memoryview, start: int) -> None:
         room[:] = memoryview(self._data)[start : start + len(room)]
+
+
+class BlockRanges:
+    """Ranges that one thread reads, small ones from the block that was read last.
+
+    So the heads of many small fields take few calls to the file system.
+    """
+
+    BLOCK_BYTES = 1 << 13
+
+    def __init__(self, data: ByteRanges):
+        self._data = data
+        self._start, self._block = 0, b""
+
+    @property
+    def size(self) -> int:
+        return self._data.size
+
+    def read(self, start: int, end: int) -> bytes:
+        if end - start > self.BLOCK_BYTES:
+            return self._data.read(start, end)
+        if not self._start <= start <= end <= self._start + len(self._block):
+            self._start, self._block = start, self._data.read(start, min(start + self.BLOCK_BYTES, self.size))
+        return self._block[start - self._start : end - self._start]
+
+    def read_into(self, room: memoryview, start: int) -> None:
+        self._data.read_into(room, start)

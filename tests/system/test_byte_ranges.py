@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fusec.system.byte_ranges import ByteRanges, FileRanges, MemoryRanges
+from fusec.system.byte_ranges import BlockRanges, ByteRanges, FileRanges, MemoryRanges
 
 DATA = bytes(range(256)) * 40
 
@@ -27,6 +27,29 @@ def test_ranges_are_read_as_slices(ranges: ByteRanges) -> None:
         room = bytearray(end - start)
         ranges.read_into(memoryview(room), start)
         assert bytes(room) == DATA[start:end]
+
+
+class Counted(MemoryRanges):
+    """Ranges that count how often they are read."""
+
+    reads = 0
+
+    def read(self, start: int, end: int) -> bytes:
+        self.reads += 1
+        return super().read(start, end)
+
+
+def test_small_ranges_come_from_blocks() -> None:
+    data = Counted(DATA * 10)
+    blocks, size = BlockRanges(data), len(DATA) * 10
+    for start in range(0, size, 16):
+        assert blocks.read(start, start + 16) == data._data[start : start + 16]
+    assert data.reads == -(-size // BlockRanges.BLOCK_BYTES)
+    for start, end in ((0, 16), (size - 5, size), (8, 8), (3, BlockRanges.BLOCK_BYTES + 4), (0, size), (40, 50)):
+        assert blocks.read(start, end) == data._data[start:end], "in any order, of any size"
+    room = bytearray(20)
+    blocks.read_into(memoryview(room), 7)
+    assert (bytes(room), blocks.size) == (data._data[7:27], size)
 
 
 def test_several_threads_read_at_the_same_time(ranges: ByteRanges) -> None:

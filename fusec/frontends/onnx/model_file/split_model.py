@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from onnx import GraphProto, ModelProto, StringStringEntryProto, TensorProto
 
-from fusec.system.byte_ranges import ByteRanges
+from fusec.system.byte_ranges import BlockRanges, ByteRanges
 
 OWN = "\0"  # a location that is no path
 LARGE_BYTES = 1 << 16  # decoding smaller data costs less than reading it later
@@ -78,6 +78,7 @@ def split(data: ByteRanges) -> tuple[bytes, frozenset[Place]]:
 
     The message is unchanged where the bytes are malformed, so that protobuf says what is wrong.
     """
+    data = BlockRanges(data)
     try:
         graphs = [
             (each, _large_tensors(data, each))

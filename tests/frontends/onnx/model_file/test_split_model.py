@@ -37,6 +37,25 @@ def products(weights: list[np.ndarray], opset: int = 21) -> ModelProto:
     return model(nodes, [info("v0", [2, side])], ["y"], held, opset=opset)
 
 
+def test_heads_of_fields_are_read_in_blocks() -> None:
+    """Some file systems take long for each read, and a model has some fields for each node."""
+    bits = [np.ones((SIDE, SIDE), np.float32), *(np.ones(3, np.float32) for _ in range(300))]
+    proto = model([node("Identity", ["v"], ["y"])], [info("v", [2])], ["y"], {f"w{i}": w for i, w in enumerate(bits)})
+    data = Counted(proto.SerializeToString())
+    assert len(split(data)[1]) == 1
+    assert data.reads < 20
+
+
+class Counted(MemoryRanges):
+    """Bytes that count how often they are read."""
+
+    reads = 0
+
+    def read(self, start: int, end: int) -> bytes:
+        self.reads += 1
+        return super().read(start, end)
+
+
 @pytest.fixture
 def weights(rng: np.random.Generator) -> list[np.ndarray]:
     return [rng.standard_normal((SIDE, SIDE)).astype(np.float32) for _ in range(3)]
