@@ -17,6 +17,7 @@ from fusec.diagnostics import hints
 from fusec.execution.compilation import Compiled
 from fusec.execution.compile_options import CompileOptions
 from fusec.execution.shape_family import ShapeFamily
+from fusec.gpu.autotune.cache.code_digest import candidate_code_digest
 from fusec.gpu.cudnn.legality.judges import CudnnJudge, NoJudge
 from fusec.gpu.cudnn.legality.oracle import Oracle
 from fusec.gpu.kernels import GpuFigures
@@ -84,6 +85,7 @@ def build_program(
         family.weights.share(source)
     graph = _run_passes(source, options, pass_options)
     if oracle is not None and oracle.device:  # a GPU of this machine will run the program
+        candidate_code_digest()  # it reads many files, which takes longer while other threads load weights
         load_early(node.op.literal for node in graph.nodes if isinstance(node.op, Constant))
     judge = choose_judge(target, pass_options, oracle, family)
     asked = judge.within(options.budget_s) if isinstance(judge, CudnnJudge) else judge

@@ -7,21 +7,17 @@ from __future__ import annotations
 
 import hashlib
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
-from importlib import resources
-from importlib.resources.abc import Traversable
 from typing import Any
 
 from fusec.errors import ExecutionError
-from fusec.gpu import autotune, cublaslt, kernels, measure
+from fusec.gpu.autotune.cache.code_digest import candidate_code_digest
 from fusec.gpu.autotune.cache.tuning_environment import TuningEnvironment
 from fusec.gpu.autotune.ranked_plans import RankedPlans, RevivingPlanBench
 from fusec.gpu.measure.tolerance import TOLERANCE
 from fusec.lowering.cudnn_graph import CudnnGraph
 from fusec.lowering.known_bugs import wrong_plan
-from fusec.passes import partition
 from fusec.plans.plan_cache import PlanStore
 from fusec.plans.plan_record import BLAS, Choice, Entry, Knobs, Part, PlanKey
 
@@ -251,22 +247,3 @@ class TuningCache:
 def digest_of(text: str) -> str:
     """Return a short key for a long text."""
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-@cache
-def candidate_code_digest() -> str:
-    """Return a digest of the code that enumerates and times candidates, because choices depend on it."""
-    digest = hashlib.sha256()
-    for package in (autotune, cublaslt, kernels, measure, partition):
-        for source in _sources(resources.files(package)):
-            digest.update(source)
-    return digest.hexdigest()
-
-
-def _sources(folder: Traversable) -> Iterator[bytes]:
-    """Yield the source files below a folder, in the order of their names."""
-    for entry in sorted(folder.iterdir(), key=lambda each: each.name):
-        if entry.is_dir():
-            yield from _sources(entry)
-        elif entry.name.endswith((".py", ".cuh")):
-            yield entry.read_bytes()

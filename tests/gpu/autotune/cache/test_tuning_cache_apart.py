@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import pytest
 
+from fusec.gpu.autotune.cache import code_digest
 from fusec.gpu.autotune.cache import tuning_cache as module
 from fusec.gpu.autotune.cache.tuning_cache import KnownChoices, TuningCache
 from fusec.gpu.autotune.cache.tuning_environment import TuningEnvironment
@@ -113,14 +114,14 @@ def test_the_environment_has_the_figures_of_the_gpu_here(monkeypatch: pytest.Mon
 
 def test_the_code_digest_covers_all_code_of_its_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Code that is edited, added in a new folder or taken away changes the digest; nothing else does."""
-    told = module.candidate_code_digest.__wrapped__
-    assert len(told()) == 64 and told() == module.candidate_code_digest()
-    package = Path(module.kernels.__file__).parent
+    told = code_digest.candidate_code_digest.__wrapped__
+    assert len(told()) == 64 and told() == code_digest.candidate_code_digest()
+    package = Path(code_digest.kernels.__file__).parent
     shutil.copytree(package, tmp_path / "kernels", ignore=shutil.ignore_patterns("__pycache__"))
-    files, real = tmp_path / "kernels", module.resources.files
-    monkeypatch.setattr(module.resources, "files", lambda each: files if each is module.kernels else real(each))
+    files = tmp_path / "kernels"
+    monkeypatch.setattr(code_digest.kernels, "__path__", [str(files)])
     seen = [told()]
-    assert seen == [module.candidate_code_digest()]
+    assert seen == [code_digest.candidate_code_digest()]
     (files / "codegen" / "prelude.cuh").write_text("// another")
     seen.append(told())
     (files / "another").mkdir()
