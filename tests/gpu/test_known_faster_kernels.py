@@ -20,6 +20,7 @@ from fusec.passes.partition import partition
 from fusec.plans.verdict import PROPOSED, Legal, Verdict
 from fusec.schedule.program import Program
 from fusec.targets.target import load
+from fusec.text import parse
 
 MEMORY_BOUND = quantised((32, 64, 56, 56), 256, residual=True)
 OFTEN_MULTIPLIED = quantised((32, 1024, 14, 14), 512)
@@ -59,6 +60,15 @@ def test_only_others_are_asked_about() -> None:
     bodies = [OFTEN_MULTIPLIED.graph, MEMORY_BOUND.graph]
     assert KnownFasterKernels(inner, FIGURES).judge(bodies)[1] is PROPOSED
     assert inner.asked == bodies[:1]
+
+
+def test_pointwise_ops_are_asked_about_only_as_steps() -> None:
+    """Most bodies that are proposed do not become a step, and cuDNN compiles a plan for each. Tuning times the rest."""
+    inner = Recorded()
+    body = parse('graph "g" (%x: f16[64,64]) {\n  %e = exp(%x)\n  %y = relu(%e)\n  return %y\n}')
+    assert KnownFasterKernels(inner, FIGURES).judge([body]) == [PROPOSED]
+    assert inner.asked == []
+    assert not is_known_faster(tuple(body.nodes), FIGURES)
 
 
 def program(case: Case) -> Program:
