@@ -116,7 +116,7 @@ def main() -> int:
     machine = gpu() if device.detect() is not None else {"gpu": "none"}
     for model in given.models or MODELS:
         for row in measure(model, given.tune, given.turns, given.together):
-            row["cores"] = os.cpu_count()
+            row["cores"] = len(os.sched_getaffinity(0))
             print(row, flush=True)
             write_row(given.output, machine, given.commit, row, KEYS["warm_start.json"])
     return 0
