@@ -990,6 +990,15 @@ RUNNING: tuple[Mutant, ...] = (
         "frontends/onnx/model_file/test_split_model.py",
     ),
     _m(
+        "fields_of_another_block",
+        "importer",
+        "system/byte_ranges.py",
+        "        if not self._start <= start <= end <= self._start + len(self._block):\n",
+        "        if not start <= end <= self._start + len(self._block):\n",
+        "the fields of a model are read from the place before a block",
+        "system/test_byte_ranges.py",
+    ),
+    _m(
         "weights_of_foreign_places",
         "importer",
         "frontends/onnx/model_file/split_model.py",

@@ -20,7 +20,7 @@ from fusec.gpu.kernels.codegen.pointwise_code import (
     widest_vector,
 )
 from fusec.gpu.kernels.pooling.first_maxima import Threads, WindowDim, find_largest, index_in, unrolled, window_dims
-from fusec.ir import Node, Value
+from fusec.ir import Node, TensorType, Value
 from fusec.ops import MaxPoolBackward
 from fusec.schedule.program import inputs_of
 
@@ -99,15 +99,16 @@ def _sum_gradients(
     """
     assert isinstance(pool.op, MaxPoolBackward)
     dy, x = pool.operands
-    at = Space(dy.type.shape, ("c0", "c1", *(f"o{d}" for d in range(len(dims))))).offset(dy.type)
+    window = Space(dy.type.shape, ("c0", "c1", *(f"o{d}" for d in range(len(dims)))))
 
-    def load(c_type: str, name: str, pointer: str) -> str:
+    def load(c_type: str, name: str, pointer: str, order: TensorType) -> str:
         pack = f"{c_type}, {cuda.holes['VECTOR']}"
-        return f"const Pack<{pack}> {name} = load_pack<{pack}>({pointer} + ({at}));"
+        return f"const Pack<{pack}> {name} = load_pack<{pack}>({pointer} + ({window.offset(order)}));"
 
-    if index:
-        places = arguments.read(x) if pool.op.image else arguments.scratch(f"const {index}")
-        find = [load(index, "places", places)]
+    if pool.op.image:  # places that are an operand, in a memory order of their own
+        find = [load(index, "places", arguments.read(x), x.type)]
+    elif index:
+        find = [load(index, "places", arguments.scratch(f"const {index}"), dy.type)]
     else:
         find = find_largest(x, dims, cuda, arguments)
     add = cuda(
@@ -128,7 +129,7 @@ def _sum_gradients(
             TAPS=dim.window,
             BODY=add,
         )
-    body = [*find, load(C_TYPES[dy.type.dtype], "loss", arguments.read(dy)), *add]
+    body = [*find, load(C_TYPES[dy.type.dtype], "loss", arguments.read(dy), dy.type), *add]
     for d, dim in reversed(tuple(enumerate(dims))):
         body = cuda(
             "each_window",

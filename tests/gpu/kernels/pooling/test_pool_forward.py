@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import pytest
 from gpu.kernels.cases import Case, awkward, build, check, last, normal, rows
 from gpu.kernels.emulator import needs_compiler
 
@@ -143,6 +144,18 @@ def test_gradients_of_random_pools(rng: np.random.Generator) -> None:
 def test_random_pools_with_places(rng: np.random.Generator) -> None:
     """Of equal numbers the first is the maximum of a window, and NaN is larger than any."""
     check(random_cases_of_places(), rng)
+
+
+@needs_compiler
+@pytest.mark.parametrize(("gradient", "given"), [(rows, last), (last, rows), (last, last)])
+def test_places_have_a_memory_order_of_their_own(gradient: Any, given: Any, rng: np.random.Generator) -> None:
+    op = MaxPoolBackward((3, 3), (2, 2), (1, 1, 1, 1), (1, 1), image=(7, 9))
+
+    def drawn(rng: np.random.Generator, type: TensorType) -> np.ndarray:
+        return rng.integers(0, 9, type.shape).astype(np.uint8) if type.dtype is DType.U8 else few(rng, type)
+
+    types = [gradient(F16, 2, 16, 4, 5), given(DType.U8, 2, 16, 4, 5)]
+    check([build("places", types, lambda g, dy, places: g.add(op, dy, places), drawn)], rng)
 
 
 @needs_compiler
