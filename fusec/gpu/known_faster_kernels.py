@@ -4,7 +4,7 @@ cuDNN compiles each plan of such a body at run time, to tell that it is legal.
 
 - A product of 8-bit integers, which takes most of a second: the kernel was faster on an H200 for each of these products
   of ResNet-50 and MobileNetV2. So tuning builds no plan either.
-- Pointwise ops, because most bodies that are proposed do not become a step. Tuning times cuDNN's plans for the others.
+- Pointwise ops: most bodies that are proposed do not become a step, and tuning times cuDNN's plans for those that do.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ POINTWISE = "pointwise"
 
 
 class KnownFasterKernels:
-    """A judge that proposes bodies which a kernel runs as said above, and asks another judge about the rest."""
+    """A judge that proposes these bodies, and asks another judge about the rest."""
 
     def __init__(self, judge: Judge, figures: GpuFigures):
         self.inner, self._figures = judge, figures
