@@ -854,6 +854,24 @@ def test_the_slowest_of_the_processes_that_start_together_is_listed(monkeypatch:
     assert asked == [*[("cache", 1)] * 4, ("other", 3)], "those that start together have empty caches"
 
 
+def test_a_saved_program_is_loaded_by_the_next_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    from benchmarks.compile_time import warm_start
+
+    asked: list[tuple[str, str]] = []
+    seconds = iter([9.0, 2.0, 3.0, 1.0, 0.5, 0.7, 0.6])
+
+    def started(path: Path, tune: str, cache: Path, count: int, save: Path | str = "") -> list[dict[str, Any]]:
+        if count:
+            asked.append((path.name, Path(save).name))
+        return [{"first_result_s": next(seconds)} for _ in range(count)]
+
+    monkeypatch.setattr(warm_start, "_together", started)
+    monkeypatch.setattr(warm_start, "_write", lambda model, path: path.write_bytes(b"12"))
+    rows = warm_start.measure("m", "quick", 3, saved=True)
+    assert [(row["turn"], row["first_result_s"]) for row in rows] == [("cold", 9), ("warm", 2), ("saved file", 0.6)]
+    assert asked == [("model.onnx", "model.fusec"), *[("model.onnx", "")] * 3, *[("model.fusec", "")] * 3]
+
+
 def test_a_file_for_first_results_is_made_without_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from benchmarks.compile_time import first_result, models
 

@@ -152,8 +152,8 @@ def warm_start() -> list[str]:
         "Cold and warm starts",
         f"{machine_of(data)}; fp16 (`benchmarks/compile_time/warm_start.py`). Seconds from the call of `fusec.compile` "
         "to its return, and to the first result. Cold: with empty caches of plans and kernels. Warm: the next "
-        "processes, of which the table shows the median. MB is the size of the ONNX file, peak the memory on the "
-        "host.",
+        "processes, of which the table shows the median. Saved file: `fusec.load` of the first process's program in "
+        "the next ones. MB is the size of the ONNX file, peak the memory on the host.",
         [*names, "date and commit"],
         rows,
     )
