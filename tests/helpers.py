@@ -1,4 +1,4 @@
-"""Compare arrays by relative L2 error in float64 (NaN and infinity never pass), and mark cases as slow."""
+"""Compare arrays by relative L2 error in float64 (NaN and infinity never pass), count reads, and mark cases as slow."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from fusec.dynamic_shapes.executable import DynamicExecutable
 from fusec.ir import Array, Value
 from fusec.runtime import Executable
 from fusec.segments.executable import AnyExecutable
+from fusec.system.byte_ranges import MemoryRanges
 
 if TYPE_CHECKING:
     from fusec.gpu.backend import CudnnBackend
@@ -64,3 +65,13 @@ def literal_of(value: Value) -> Array:
 def quick(cases: Iterable[Any], some: Collection[Any]) -> list[Any]:
     """Mark all cases but some as slow: `make test` runs these, and `make test-all` the others."""
     return [case if case in some else pytest.param(case, marks=pytest.mark.slow) for case in cases]
+
+
+class CountedRanges(MemoryRanges):
+    """Ranges of bytes in memory that count how often they are read."""
+
+    reads = 0
+
+    def read(self, start: int, end: int) -> bytes:
+        self.reads += 1
+        return super().read(start, end)

@@ -843,7 +843,7 @@ def test_the_slowest_of_the_processes_that_start_together_is_listed(monkeypatch:
     asked: list[tuple[str, int]] = []
     seconds = iter([9.0, 2.0, 3.0, 1.0, 20.0, 70.0, 60.0])
 
-    def started(path: Path, tune: str, cache: Path, count: int) -> list[dict[str, Any]]:
+    def started(path: Path, tune: str, cache: Path, count: int, save: str = "") -> list[dict[str, Any]]:
         asked.append((cache.name, count))
         return [{"first_result_s": next(seconds)} for _ in range(count)]
 

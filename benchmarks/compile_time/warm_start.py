@@ -5,7 +5,8 @@ model is one of benchmarks/compile_time/models.py, or NAME:BATCH of benchmarks/c
 The first process starts with empty caches, and the others (--turns) with those that it filled. `--together 8` also
 starts eight processes at the same time, which share empty caches. `--saved` also saves the program of the first process
 as a file, which other processes load with its caches. Precision is fp16. Writes benchmarks/results/warm_start.json: the
-first process, the median of the others by their time, and the slowest of those that start together.
+first process, the median by time of the others and of those that load the file, and the slowest of those that start
+together.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ def measure(model: str, tune: str, turns: int, together: int = 0, saved: bool = 
         _write(model, path)
         weights = path.stat().st_size
         file, cache = path.with_suffix(SAVED), Path(folder) / "cache"
-        found = [_together(path, tune, cache, 1, *([file] if saved else []))[0]]
+        found = _together(path, tune, cache, 1, file if saved else "")
         found += [_together(path, tune, cache, 1)[0] for _ in range(turns)]
         loaded = [_together(file, tune, cache, 1)[0] for _ in range(turns if saved else 0)]
         others = _together(path, tune, Path(folder) / "other", together)

@@ -8,6 +8,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from helpers import CountedRanges
 
 from fusec.system.byte_ranges import BlockRanges, ByteRanges, FileRanges, MemoryRanges
 
@@ -29,18 +30,8 @@ def test_ranges_are_read_as_slices(ranges: ByteRanges) -> None:
         assert bytes(room) == DATA[start:end]
 
 
-class Counted(MemoryRanges):
-    """Ranges that count how often they are read."""
-
-    reads = 0
-
-    def read(self, start: int, end: int) -> bytes:
-        self.reads += 1
-        return super().read(start, end)
-
-
 def test_small_ranges_come_from_blocks() -> None:
-    data = Counted(DATA * 10)
+    data = CountedRanges(DATA * 10)
     blocks, size = BlockRanges(data), len(DATA) * 10
     for start in range(0, size, 16):
         assert blocks.read(start, start + 16) == data._data[start : start + 16]

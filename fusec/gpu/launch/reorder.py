@@ -81,7 +81,7 @@ def reordered_codes(array: Array, order: tuple[int, ...], bits: int) -> Array:
 def kernels_of_weights() -> list[Kernel]:
     """Return the kernels for most weights, which a launcher may have from the cache.
 
-    CuPy asks NVRTC before it reads its own cache, which takes a twentieth of a second in each process.
+    CuPy would ask NVRTC for its version before it reads its own cache, in each process.
     """
     launches = (Launch(_entry(width), source_of(width), 1, BLOCK, (), ()) for width in OF_WEIGHTS)
     return [Kernel(launch.entry, (launch,)) for launch in launches]

@@ -12,7 +12,7 @@ import onnx
 import pytest
 from frontends.onnx.models import info, model, run
 from google.protobuf.message import DecodeError
-from helpers import assert_close, literal_of
+from helpers import CountedRanges, assert_close, literal_of
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from fusec.errors import ModelError
@@ -41,19 +41,9 @@ def test_heads_of_fields_are_read_in_blocks() -> None:
     """Some file systems take long for each read, and a model has some fields for each node."""
     bits = [np.ones((SIDE, SIDE), np.float32), *(np.ones(3, np.float32) for _ in range(300))]
     proto = model([node("Identity", ["v"], ["y"])], [info("v", [2])], ["y"], {f"w{i}": w for i, w in enumerate(bits)})
-    data = Counted(proto.SerializeToString())
+    data = CountedRanges(proto.SerializeToString())
     assert len(split(data)[1]) == 1
     assert data.reads < 20
-
-
-class Counted(MemoryRanges):
-    """Bytes that count how often they are read."""
-
-    reads = 0
-
-    def read(self, start: int, end: int) -> bytes:
-        self.reads += 1
-        return super().read(start, end)
 
 
 @pytest.fixture
