@@ -30,7 +30,7 @@ from fusec.graph.printer import (
     quote,
     quote_string,
 )
-from fusec.graph.types import BYTES, HALVES, DType, TensorType, channels_last
+from fusec.graph.types import BYTES, HALVES, NUMBERS, DType, TensorType, channels_last
 from fusec.graph.verifier import check
 
 # Also the names of fusec.graph, so that other modules import all of the IR from here.
@@ -38,6 +38,7 @@ __all__ = [
     "BYTES",
     "HALVES",
     "INLINE_ELEMENTS",
+    "NUMBERS",
     "Array",
     "Constant",
     "DType",

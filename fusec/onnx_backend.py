@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, cast
 
 import numpy as np
-from onnx import ModelProto, NodeProto, helper
+from onnx import ModelProto, NodeProto, TensorProto, helper
 from onnx.backend.base import Backend, BackendRep
 
 from fusec import driver
@@ -32,7 +32,7 @@ class FusecBackendRep(BackendRep):
     """A model that is compiled when it is run. graph, executable: the graph and executable of the last call."""
 
     def __init__(
-        self, model: ModelProto, compile: Callable[[Graph], driver.AnyExecutable | DynamicExecutable] = driver.compile
+        self, model: ModelProto, compile: Callable[..., driver.AnyExecutable | DynamicExecutable] = driver.compile
     ):
         self.model = model
         self.graph: Graph | None = None
@@ -42,6 +42,8 @@ class FusecBackendRep(BackendRep):
         self._lengths: dict[str, int] = {}  # lengths of the outputs that are sequences
         held = {t.name for t in model.graph.initializer} | {t.values.name for t in model.graph.sparse_initializer}
         self.inputs = [v.name for v in model.graph.input if v.name not in held]
+        types = (v.type.tensor_type.elem_type for v in (*model.graph.input, *model.graph.output))
+        self._has_strings = TensorProto.STRING in types
 
     def run(self, inputs: Any, **kwargs: Any) -> tuple[Any, ...]:
         """Run the model. Inputs are in its order or by name; outputs are in its order, arrays or lists of arrays."""
@@ -64,8 +66,14 @@ class FusecBackendRep(BackendRep):
         """Return the last executable if it was compiled for these shapes and constants, else a new one."""
         if self.executable is not None and self._fits(self.executable, given):
             return self.executable
-        self.graph, self._lengths = self.compiled(given)
-        made = self._compile(self.graph)
+        if self._has_strings:  # host steps read them, so that they need not be constants
+            made = self._compile(
+                self.model,
+                shapes={name: np.shape(cast("Any", value)) for name, value in given.items() if value is not None},
+            )
+        else:
+            self.graph, self._lengths = self.compiled(given)
+            made = self._compile(self.graph)
         assert not isinstance(made, DynamicExecutable), "a graph has no dims with ranges"
         self.executable = made
         free = {spec.name for spec in self.executable.inputs}
@@ -114,7 +122,9 @@ class FusecBackendRep(BackendRep):
 def _same(a: Bound, b: Bound) -> bool:
     """Tell if two values of an input, arrays or lists of arrays, have the same bits."""
     if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
-        return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
+        if a.dtype != b.dtype or a.shape != b.shape:
+            return False
+        return np.array_equal(a, b) if a.dtype == object else a.tobytes() == b.tobytes()
     if isinstance(a, list) and isinstance(b, list):
         return len(a) == len(b) and all(map(_same, a, b))
     return a is b

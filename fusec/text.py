@@ -11,7 +11,7 @@ from typing import Any, NoReturn, TypeVar, cast
 import numpy as np
 
 from fusec.errors import ModelError, VerifyError
-from fusec.ir import Array, Constant, DType, Graph, Literal, Op, TensorType, Value, print_attribute, quote
+from fusec.ir import NUMBERS, Array, Constant, DType, Graph, Literal, Op, TensorType, Value, print_attribute, quote
 from fusec.ops import BY_NAME
 
 _TOKEN = re.compile(
@@ -322,7 +322,7 @@ class _Parser:
         return tuple(self.listed(close, self.integer))
 
 
-_DTYPES = {d.value: d for d in DType}
+_DTYPES = {d.value: d for d in NUMBERS}
 
 
 def _fields(op_class: type[Op]) -> Any:

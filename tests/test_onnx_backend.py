@@ -55,6 +55,23 @@ def test_only_inputs_that_decide_shapes_are_constants() -> None:
     assert [spec.name for spec in rep.executable.inputs] == ["x"]
 
 
+def test_strings_are_inputs_of_the_executable() -> None:
+    inputs = [info("x", ["n"], TensorProto.STRING), info("y", [1], TensorProto.STRING)]
+    rep = prepare(
+        model([helper.make_node("StringConcat", ["x", "y"], ["z"])], inputs, [info("z", None, TensorProto.STRING)]),
+        target="cpu",
+    )
+    for given in (["a", "b"], ["c", "d"]):
+        executable = rep.executable
+        (z,) = rep.run([np.array(given), np.array(["!"])])
+        assert z.tolist() == [f"{text}!" for text in given]
+        assert executable in (None, rep.executable)
+    rep.run([np.array(["a"]), np.array(["!"])])
+    assert rep.executable is not executable
+    assert rep.executable is not None
+    assert [spec.name for spec in rep.executable.inputs] == ["x", "y"]
+
+
 def test_it_compiles_anew_for_other_shapes_and_constants_only() -> None:
     rep, shape = prepare(_reshape(), target="cpu"), np.array([3, 2])
     rep.run([X_VALUE, shape])

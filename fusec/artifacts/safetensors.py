@@ -15,13 +15,13 @@ from typing import IO, Any
 import numpy as np
 
 from fusec.errors import ModelError, VerifyError
-from fusec.ir import DType, Literal, TensorType
+from fusec.ir import NUMBERS, DType, Literal, TensorType
 from fusec.lowering.packing import as_stored, code_bytes, from_codes, to_codes
 from fusec.system.untrusted import read_json
 
 # Names of the format. Narrow types that it has no name for are bytes, with their type in the metadata. Those below
 # 8 bits share bytes, as on a GPU, in one dim.
-_NAMES = {dtype: dtype.value.upper() for dtype in DType if not dtype.is_narrow} | {
+_NAMES = {dtype: dtype.value.upper() for dtype in NUMBERS if not dtype.is_narrow} | {
     DType.F8E4M3: "F8_E4M3",
     DType.F8E5M2: "F8_E5M2",
     DType.F8E8M0: "F8_E8M0",

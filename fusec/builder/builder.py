@@ -14,7 +14,7 @@ import numpy as np
 from fusec.builder.op_methods import OpMethods
 from fusec.builder.tensor import Operand, Tensor
 from fusec.errors import ModelError, VerifyError
-from fusec.ir import DType, Graph, Node, Op, TensorType, Value, copy_name
+from fusec.ir import NUMBERS, DType, Graph, Node, Op, TensorType, Value, copy_name
 
 _PACKAGE = str(Path(__file__).parent.parent)  # stack frames of fusec itself are not the caller's line
 
@@ -182,11 +182,11 @@ class Builder(OpMethods):
 
     def dtype_of(self, given: DType | str) -> DType:
         """Return a dtype by its name in the IR."""
-        try:
-            return DType(given)
-        except ValueError:
-            names = ", ".join(dtype.value for dtype in DType)
-            raise self.error(f"{given!r} is no dtype; these are {names}") from None
+        named = {dtype.value: dtype for dtype in NUMBERS}
+        dtype = given if isinstance(given, DType) else named.get(given)
+        if dtype not in NUMBERS:
+            raise self.error(f"{given!r} is no dtype; these are {', '.join(named)}")
+        return dtype
 
     def _own(self, tensor: Tensor) -> Tensor:
         if not isinstance(tensor, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]  # users need not check types

@@ -94,7 +94,8 @@ def run(
     else:
         for row in ran.data["outputs"]:
             name = printable(str(row["name"]))
-            output.say(f"{name}: {row['dtype']} {row['shape']} mean {row['mean']:.6g} std {row['std']:.6g}")
+            figures = "" if row["mean"] is None else f" mean {row['mean']:.6g} std {row['std']:.6g}"
+            output.say(f"{name}: {row['dtype']} {row['shape']}{figures}")
         output.say(f"ran {_where(ran.data['device'])} in {ran.data['seconds']:.3f} s")
         output.print_note(ran.note)
         output.print_hints(ran.data["hints"])

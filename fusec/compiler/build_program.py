@@ -14,6 +14,7 @@ from fusec import frontends, passes
 from fusec.compiler.choose_judge import choose_judge
 from fusec.compiler.compile_ahead import ProposedKernels, compiled_ahead
 from fusec.diagnostics import hints
+from fusec.errors import ModelError
 from fusec.execution.compilation import Compiled
 from fusec.execution.compile_options import CompileOptions
 from fusec.execution.shape_family import ShapeFamily
@@ -22,7 +23,7 @@ from fusec.gpu.cudnn.legality.judges import CudnnJudge, NoJudge
 from fusec.gpu.cudnn.legality.oracle import Oracle
 from fusec.gpu.kernels import GpuFigures
 from fusec.gpu.known_faster_kernels import KnownFasterKernels
-from fusec.ir import BYTES, HALVES, Constant, Graph, load_early
+from fusec.ir import BYTES, HALVES, Constant, DType, Graph, load_early
 from fusec.passes.base import Options, run
 from fusec.passes.layout.io_layout import insert_interface_copies
 from fusec.passes.partition import kernels_only, partition
@@ -74,10 +75,12 @@ def build_program(
     family: ShapeFamily | None = None,
     oracle: Oracle | None = None,
 ) -> Compiled:
-    """Run the passes on a copy of the source, then partition it for a target.
+    """Run the passes on a copy of the source, then partition it for a target. Raises ModelError if it has strings.
 
     oracle: the worker processes that ask cuDNN; None: the family's, or new ones.
     """
+    if any(value.type.dtype is DType.STRING for value in (*source.inputs, *source.outputs)):
+        raise ModelError(f"graph {source.name!r} has strings, which only the host has: compile the ONNX model itself")
     if target.name == CPU:
         return _build_for_numpy(source, options)
     pass_options = _without_rerounding(replace(options.for_passes(source), target=target), source)

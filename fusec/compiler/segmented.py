@@ -15,7 +15,7 @@ from fusec.ir import Graph
 from fusec.passes.layout.io_layout import names
 from fusec.runtime import Executable
 from fusec.segments.call_values import Arrays
-from fusec.segments.executable import CompileBody, SegmentedExecutable, where_split
+from fusec.segments.executable import CompileBody, SegmentedExecutable, why_not_one
 from fusec.targets.target import CPU, Target
 
 CompileGraph = Callable[[Graph, CompileOptions, ShapeFamily | None], Executable]
@@ -35,8 +35,8 @@ def segmented_executable(
     """
     for option, given in (("state", options.state), ("a lock", options.lock)):
         if given:
-            place = where_split(model.first.steps[0])
-            raise NotOneProgramError(f"{model.source.file}: {option} needs one program, and the model is split {place}")
+            why = why_not_one(model.first)
+            raise NotOneProgramError(f"{model.source.file}: {option} needs one program, and the model {why}")
     families: dict[Hashable, ShapeFamily] = {}
 
     def compiled(graph: Graph, place: Hashable) -> Executable:
@@ -65,7 +65,7 @@ def require_whole(read: Graph | ModelWithHostSteps) -> Graph:
     """Return the graph of a model that is one program. Raises NotOneProgramError for a model with host steps."""
     if isinstance(read, Graph):
         return read
-    raise NotOneProgramError(f"{read.source.file}: is not one program: it is split {where_split(read.first.steps[0])}")
+    raise NotOneProgramError(f"{read.source.file}: is not one program: it {why_not_one(read.first)}")
 
 
 def _for_segment(options: CompileOptions, graph: Graph) -> CompileOptions:

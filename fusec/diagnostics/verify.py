@@ -144,7 +144,10 @@ def random_feeds(rng: np.random.Generator, graph: Graph) -> dict[str, HostArray]
 
 
 def random_array(rng: np.random.Generator, type: TensorType) -> HostArray:
-    """Return random numbers: normal floats, integers 0 and 1 (valid indices of two rows), or booleans."""
+    """Return random numbers: normal floats, integers 0 and 1 (valid indices of two rows), or booleans; or words."""
+    if type.dtype is DType.STRING:
+        letters = rng.integers(ord("a"), ord("z") + 1, (type.size, 4))
+        return np.array(["".join(map(chr, word)) for word in letters], object).reshape(type.shape)
     if type.dtype.is_float:
         return rng.standard_normal(type.shape).astype(type.dtype.numpy)
     return rng.integers(0, 2, type.shape).astype(type.dtype.numpy)

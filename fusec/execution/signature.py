@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from fusec.errors import ExecutionError
+from fusec.errors import ExecutionError, VerifyError
+from fusec.graph.string_array import as_strings
 from fusec.ir import Array, DType, Graph, TensorType, quote
 from fusec.lowering.dlpack import from_dlpack
 from fusec.lowering.packing import as_stored
@@ -33,6 +34,11 @@ class TensorSpec:
     def is_narrow(self) -> bool:
         """Tell if the type is a float of 8 bits or fewer, or an integer below 8 bits; a GPU holds these as bytes."""
         return DType.of(self.dtype).is_narrow
+
+    @property
+    def is_string(self) -> bool:
+        """Tell if the elements are strings, which only the host has."""
+        return self.dtype == object
 
 
 @dataclass(frozen=True)
@@ -104,7 +110,7 @@ class Interface:
         some_on_host = some_on_host or self._random is not None
         if self._device and some_on_host and not all_on_host:  # the call does not wait, so host arrays are copied now
             arrays = [  # those of types that CuPy lacks are copied when they are fed
-                self._from_any(a) if isinstance(a, np.ndarray) and not spec.is_narrow else a
+                self._from_any(a) if isinstance(a, np.ndarray) and not (spec.is_narrow or spec.is_string) else a
                 for a, spec in zip(arrays, self.inputs, strict=True)
             ]
         return arrays, all_on_host
@@ -135,6 +141,8 @@ class Interface:
 
     def _checked(self, array: Array, spec: TensorSpec, kind: str) -> Array:
         """Return the array. Raises ExecutionError if its type or shape does not fit."""
+        if spec.is_string:
+            array = _strings(array, spec, kind)
         coded = self._device and spec.is_narrow and isinstance(array, self._own)
         (_require_codes if coded else _require_fits)(array, spec, kind)
         return array
@@ -189,6 +197,14 @@ def _require_fits(array: Array, spec: TensorSpec, kind: str) -> None:
         raise ExecutionError(f"{kind} {quote(spec.name)} takes {spec.dtype}, not {array.dtype}")
     if array.shape != spec.shape:
         raise ExecutionError(f"{kind} {quote(spec.name)} has shape {list(spec.shape)}, the array {list(array.shape)}")
+
+
+def _strings(array: Array, spec: TensorSpec, kind: str) -> Array:
+    """Return an array of Python strings. Raises ExecutionError for anything but text on the host."""
+    try:
+        return as_strings(array)
+    except VerifyError as error:
+        raise ExecutionError(f"{kind} {quote(spec.name)} {error}") from error
 
 
 def _require_codes(array: Array, spec: TensorSpec, kind: str) -> None:

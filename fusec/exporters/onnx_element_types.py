@@ -32,4 +32,5 @@ ELEMENT_TYPES: Mapping[DType, int] = {
     DType.U4: TensorProto.UINT4,
     DType.I2: TensorProto.INT2,
     DType.U2: TensorProto.UINT2,
+    DType.STRING: TensorProto.STRING,
 }

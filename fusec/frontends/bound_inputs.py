@@ -42,6 +42,8 @@ def _array(name: str, given: Any, dtype: DType | None) -> np.ndarray[Any, Any]:
         array = np.asarray(given)
     except (TypeError, ValueError) as error:
         raise ModelError(f"the constant for input {name!r} is no array: {error}") from error
+    if array.dtype.kind == "U":
+        array = array.astype(object)
     if dtype is None or isinstance(given, np.ndarray | np.generic) or array.dtype == dtype.numpy:
         return array
     kinds = "iuf" if dtype.is_float else "iu" if dtype.is_int else "b"

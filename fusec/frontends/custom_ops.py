@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from fusec.errors import ModelError, VerifyError
+from fusec.graph.string_array import as_strings
 from fusec.ir import Array
 from fusec.ops.spec import require
 
@@ -61,8 +62,13 @@ class CustomOp:
         except (TypeError, ValueError) as error:
             kind = type(result).__name__
             raise VerifyError(f"result {index} of its function {self.label} is a {kind}, not an array") from error
-        require(array.dtype != object, f"result {index} of its function {self.label} is no array of numbers")
-        return array
+        if array.dtype.kind not in "OUT":
+            return array
+        try:
+            return as_strings(array)
+        except VerifyError as error:
+            what = f"result {index} of its function {self.label} is no array of numbers or strings"
+            raise VerifyError(what) from error
 
 
 CustomOps = Mapping[str, CustomOp]  # by the name that `qualified` gives

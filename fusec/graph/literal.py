@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from fusec.errors import VerifyError
+from fusec.graph.string_array import as_strings
 from fusec.graph.types import DType, TensorType
 
 T = TypeVar("T")
@@ -53,6 +54,7 @@ class Literal:
     def of(cls, array: Any, label: str = "") -> Literal:
         """Make a literal from a copy of `array`."""
         copy = np.array(array, order="C", copy=True)
+        copy = as_strings(copy) if copy.dtype.kind in "OUT" else copy
         copy.flags.writeable = False
         literal = cls(TensorType(copy.shape, DType.of(copy.dtype)), lambda: copy, label)
         literal._array = copy

@@ -18,7 +18,10 @@ MAX_CONSTANT_BYTES = 1 << 31  # constants that fusec computes; an ONNX model can
 
 
 class DType(enum.Enum):
-    """An element type. The enum's value is its name in the text form."""
+    """An element type. The enum's value is its name in the text form.
+
+    STRING is text. Host steps compute it, no op takes it, and no device holds it: see `NUMBERS`.
+    """
 
     F64 = "f64"
     F32 = "f32"
@@ -43,10 +46,11 @@ class DType(enum.Enum):
     U4 = "u4"
     I2 = "i2"
     U2 = "u2"
+    STRING = "string"
 
     @property
     def numpy(self) -> np.dtype[Any]:
-        """Return the NumPy dtype; bf16 and the narrow types are those of ml_dtypes."""
+        """Return the NumPy dtype; bf16 and the narrow types are those of ml_dtypes. Strings are Python's."""
         return _NUMPY[self]
 
     @property
@@ -60,7 +64,7 @@ class DType(enum.Enum):
 
     @property
     def is_int(self) -> bool:
-        return self not in _FLOATS and self is not DType.BOOL and self not in _NARROW
+        return self in _INTEGERS
 
     @property
     def is_narrow(self) -> bool:
@@ -109,14 +113,17 @@ class DType(enum.Enum):
         Raises VerifyError if there is none.
         """
         try:
-            return _FROM_NUMPY[np.dtype(dtype)]
+            given = np.dtype(dtype)
+            return DType.STRING if given.kind == "U" else _FROM_NUMPY[given]
         except (KeyError, TypeError):
             raise VerifyError(f"element type {dtype} is not one fusec knows") from None
 
 
 HALVES = (DType.F16, DType.BF16)  # floating-point types of 16 bits
 BYTES = (DType.I8, DType.U8)  # integer types of 8 bits
+NUMBERS = tuple(dtype for dtype in DType if dtype is not DType.STRING)
 _FLOATS = frozenset({DType.F64, DType.F32, DType.F16, DType.BF16})
+_INTEGERS = frozenset({DType.I64, DType.I32, DType.I16, DType.I8, DType.U64, DType.U32, DType.U16, DType.U8})
 _NARROW: dict[DType, np.dtype[Any]] = {
     DType.F8E4M3: np.dtype(ml_dtypes.float8_e4m3fn),
     DType.F8E4M3FNUZ: np.dtype(ml_dtypes.float8_e4m3fnuz),
@@ -145,6 +152,7 @@ _NUMPY: dict[DType, np.dtype[Any]] = {
     DType.U8: np.dtype(np.uint8),
     DType.BOOL: np.dtype(np.bool_),
     **_NARROW,
+    DType.STRING: np.dtype(object),
 }
 _FROM_NUMPY = {v: k for k, v in _NUMPY.items()}
 

@@ -64,9 +64,10 @@ class CallValues:
 
     def result(self, tensor: str | Literal, on_host: bool) -> Array:
         """Return a tensor as a result of the call, in memory that nothing else has, the next result included."""
+        array = tensor.array if isinstance(tensor, Literal) else self.tensors[tensor]
+        on_host = on_host or array.dtype == object  # strings are on the host only
         if isinstance(tensor, Literal):
-            return copied(tensor.array, self.arrays, on_host)
-        array = self.tensors[tensor]
+            return copied(array, self.arrays, on_host)
         if tensor in self.own and (self.arrays.xp is np or not on_host) and array.flags.c_contiguous:
             self.own.discard(tensor)
             return array

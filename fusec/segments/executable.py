@@ -20,6 +20,7 @@ from fusec.diagnostics.notebook import segments_html, segments_text
 from fusec.diagnostics.verify import Report
 from fusec.errors import CheckError, ExecutionError, FusecError, VerifyError
 from fusec.execution.signature import Interface, SymbolicSpec, bare, by_name
+from fusec.graph.string_array import text_bytes
 from fusec.ir import Array, DType, Graph, Literal, TensorType, quote
 from fusec.reference import evaluate
 from fusec.runtime import Executable
@@ -213,8 +214,8 @@ class SegmentedExecutable(Unpicklable):
                     if on_device:  # a copy, because the function may give the same memory again
                         made = [copied(self._arrays.from_any(array), self._arrays, on_host=False) for array in made]
                     answer = self._computed(step, made, computed)
-            read_bytes = 0 if on_device else sum(array.nbytes for array in read)
-            written_bytes = 0 if on_device else sum(array.nbytes for array in made)
+            read_bytes = 0 if on_device else sum(map(text_bytes, read))
+            written_bytes = 0 if on_device else sum(map(text_bytes, made))
         record = replace(_unmeasured(step), read_bytes=read_bytes, written_bytes=written_bytes)
         return answer, replace(record, seconds=time.perf_counter() - start, trips=trips)
 
@@ -290,8 +291,7 @@ class SegmentedExecutable(Unpicklable):
 
     def refuse(self, what: str) -> NoReturn:
         """Raise FusecError for what only a model of one program has."""
-        step = self._segments.first.segment.steps[0]
-        raise FusecError(f"{self.file}: {what}, and this model is split {where_split(step)}")
+        raise FusecError(f"{self.file}: {what}, and this model {why_not_one(self._segments.first.segment)}")
 
 
 @contextmanager
@@ -311,18 +311,26 @@ def _unmeasured(step: HostStep) -> HostStepRecord:
     return replace(record, on_device=step.custom is not None and step.custom.on_device, most=step.most or None)
 
 
-def where_split(step: HostStep) -> str:
-    """Describe a host step for messages, with what to do about it."""
+def why_not_one(first: Segment) -> str:
+    """Say why a model is not one program, and what to do about it. first: its first segment."""
+    if not first.steps:
+        return "has strings, which only the host has"
+    step = first.steps[0]
     if step.custom is not None:
-        return f"at node {step.node!r} ({step.op}), which calls the Python function {step.custom.label} of custom_ops"
+        function = f"the Python function {step.custom.label} of custom_ops"
+        return f"is split at node {step.node!r} ({step.op}), which calls {function}"
     return (
-        f"at node {step.node!r} ({step.op}), which needs {step.what} on the host. If inputs of the model decide them, "
-        "give their values: constants={'name': value}, on the command line --constant name=value"
+        f"is split at node {step.node!r} ({step.op}), which needs {step.what} on the host. If inputs of the model "
+        "decide them, give their values: constants={'name': value}, on the command line --constant name=value"
     )
 
 
 def _key(answer: Answer) -> Hashable:
-    return tuple(one if isinstance(one, TensorType) else (one.shape, one.dtype.str, one.tobytes()) for one in answer)
+    return tuple(one if isinstance(one, TensorType) else (one.shape, one.dtype.str, _content(one)) for one in answer)
+
+
+def _content(array: Array) -> Hashable:
+    return tuple(array.flat) if array.dtype == object else array.tobytes()
 
 
 def _record(prepared: PreparedSegment, steps: Sequence[HostStepRecord] | None, seconds: float | None) -> SegmentRecord:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from fusec.errors import FusecError
-from fusec.ir import Array, DType
+from fusec.ir import NUMBERS, Array, DType
 from fusec.runtime import on_host
 from fusec.session.device_memory import (
     at_address,
@@ -25,6 +25,7 @@ from fusec.session.missing_names import MissingNames
 # element types that onnxruntime names otherwise than numpy
 _TYPES: Mapping[DType, str] = {
     DType.F64: "double",
+    DType.STRING: "string",
     DType.F32: "float",
     DType.F16: "float16",
     DType.BF16: "bfloat16",
@@ -84,7 +85,10 @@ class OrtValue(MissingNames):
         require_first(device_id)
         if memory_info is not None:
             raise FusecError("memory_info names an allocator of onnxruntime: give device_type")
-        return cls(empty(device_type, shape, element_dtype(element_type)))
+        dtype = element_dtype(element_type)
+        if DType.of(dtype) is DType.STRING:
+            raise FusecError("an OrtValue of strings is made from an array, because strings have no fixed size")
+        return cls(empty(device_type, shape, dtype))
 
     @classmethod
     def from_dlpack(cls, data: Any, /) -> OrtValue:
@@ -173,7 +177,7 @@ def array_of_value(value: Any) -> Any:
         return value.array
     if not (type(value).__module__.startswith("onnxruntime.") and hasattr(value, "data_ptr")):
         return value
-    named = {type_name(dtype): dtype for dtype in DType}
+    named = {type_name(dtype): dtype for dtype in NUMBERS}
     if value.data_type() not in named:
         raise FusecError(f"an OrtValue of {value.data_type()} is no tensor that fusec has")
     place = value.device_name().lower()

@@ -229,7 +229,7 @@ def test_a_function_cannot_write_to_its_operands() -> None:
         (lambda x: {}["lost"], "function .*lambda.* raised KeyError: 'lost'"),
         (lambda x: (), "gave 0 results, not 1"),
         (lambda x: object(), "result 0 of its function .* is no array of numbers"),
-        (lambda x: "text", "element type .* is not one fusec knows"),
+        (lambda x: b"text", "element type .* is not one fusec knows"),
     ],
 )
 def test_a_function_that_fails_is_named_with_its_node(function: Any, told: str) -> None:

@@ -121,8 +121,8 @@ def test_feeds_decide_shapes_and_buckets_apply() -> None:
 
 def test_a_model_of_fixed_shapes_is_compiled_immediately() -> None:
     assert fusec.InferenceSession(net(2)).executable.shapes == [{"x": (2, 4), "i": (2, 6)}]
-    bad = model([helper.make_node("RegexFullMatch", ["x"], ["y"])], [info("x", [2])], ["y"])
-    with pytest.raises(ModelError, match="RegexFullMatch"):
+    bad = model([helper.make_node("Nonsense", ["x"], ["y"])], [info("x", [2])], ["y"])
+    with pytest.raises(ModelError, match="op Nonsense"):
         fusec.InferenceSession(bad)
 
 

@@ -41,7 +41,7 @@ def feeds(executable: AnyExecutable, arrays: Mapping[str, tuple[Path, Any]], see
         want = type.dtype.numpy
         # a .npy file cannot name bfloat16: numpy writes it as two bytes without a type
         array = mapped.view(want) if want.name == "bfloat16" and mapped.dtype.str[1:] == "V2" else mapped
-        if array.dtype != want:
+        if DType.of(array.dtype) is not type.dtype:
             raise FusecError(f"{path}: input {name!r} takes {want}, not {array.dtype}")
         if array.shape != type.shape:
             raise FusecError(f"{path}: input {name!r} has shape {list(type.shape)}, not {list(array.shape)}")
@@ -50,7 +50,9 @@ def feeds(executable: AnyExecutable, arrays: Mapping[str, tuple[Path, Any]], see
 
 
 def statistics(name: str, array: np.ndarray[Any, Any]) -> dict[str, Any]:
-    """Return figures that show a difference between two results at a glance."""
+    """Return figures that show a difference between two results at a glance; strings have none."""
+    if array.dtype == object:
+        return {"name": name, "dtype": "string", "shape": list(array.shape), "mean": None, "std": None}
     wide = array.astype(np.float64)
     mean, std = (float(wide.mean()), float(wide.std())) if wide.size else (0.0, 0.0)
     return {"name": name, "dtype": array.dtype.name, "shape": list(array.shape), "mean": mean, "std": std}
@@ -125,4 +127,9 @@ def distances(
         want = session.run(list(got), {name: array for name, array in feeds.items() if name in taken})
     except (*errors, RuntimeError, ValueError) as error:
         raise FusecError(f"{name}: onnxruntime cannot run it: {error}") from error
-    return {out: relative_l2(array, np.asarray(w)) for (out, array), w in zip(got.items(), want, strict=True)}
+    return {out: _distance(array, np.asarray(w)) for (out, array), w in zip(got.items(), want, strict=True)}
+
+
+def _distance(got: np.ndarray[Any, Any], want: np.ndarray[Any, Any]) -> float:
+    """Return the relative L2 distance of numbers, or the share of strings that differ."""
+    return float(np.mean(got != want)) if got.dtype == object and got.size else relative_l2(got, want)

@@ -99,13 +99,18 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_npz(path: Path, arrays: Mapping[str, Any]) -> None:
-    """Write arrays by name, as numpy.savez does; any name is allowed, also `file`."""
+    """Write arrays by name, as numpy.savez does; any name is allowed, also `file`.
+
+    Strings are written as NumPy's text of a fixed length, which needs no pickle.
+    """
+    import numpy as np  # here, as above
     from numpy.lib.format import write_array  # here, as above
 
     def write(file: IO[bytes]) -> None:
         with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED, allowZip64=True) as archive:
             for name, array in arrays.items():
                 with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
-                    write_array(member, array, allow_pickle=False)
+                    plain = array.astype(np.str_) if array.dtype == object else array
+                    write_array(member, plain, allow_pickle=False)
 
     write_whole(path, write)

@@ -26,7 +26,12 @@ KEPT = {
 
 
 def step_lines(steps: Sequence[Step], width: int, fold: bool) -> list[str]:
-    """Return the table of the steps, and the notes below it."""
+    """Return the table of the steps, and the notes below it.
+
+    fold: show equal layers once, and leave views out, so that an op that moves elements is one row.
+    """
+    everything, launching = steps, [step for step in steps if step.kind != "view"]
+    steps = launching if fold and launching else everything
     found = folds([_key(step) for step in steps]) if fold else [Fold(place, 1, 1) for place in range(len(steps))]
     columns: dict[str, list[str]] = {name: [] for name in ("times", "#", "runs as", "plans", "ops")}
     columns |= {name: [] for name in ("model nodes", "read", "written", "never stored")}
@@ -43,6 +48,9 @@ def step_lines(steps: Sequence[Step], width: int, fold: bool) -> list[str]:
     if "times" in columns:
         what = "as often as the first column says; the rows show the first of them. --all shows every step"
         lines += wrapped(f"×: equal steps, {what}", "", width)
+    if views := len(everything) - len(steps):
+        what = "view, which launches nothing, is" if views == 1 else "views, which launch nothing, are"
+        lines += wrapped(f"{views} {what} left out. --all shows every step", "", width)
     spelled = {words: s.ops for s in reversed(steps) for words in s.spelling}
     for words, example in sorted(spelled.items()):
         lines += wrapped(f"* reassociated: {words} (as in {example})", "", width)

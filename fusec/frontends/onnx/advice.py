@@ -6,10 +6,8 @@ from collections.abc import Iterable, Mapping
 
 from fusec.errors import ModelError
 
-_STRINGS = "fusec has no strings: do this step before or after the model"
 _OLD = "onnx.version_converter writes it as a newer op"
 _OPS: Mapping[str, str] = {
-    **dict.fromkeys(("RegexFullMatch", "StringConcat", "StringNormalizer", "StringSplit"), _STRINGS),
     **dict.fromkeys(("Scatter", "Upsample"), _OLD),
     "ImageDecoder": "fusec reads no image files: decode them before the model, or give a Python function (custom_ops)",
 }

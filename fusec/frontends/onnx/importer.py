@@ -18,7 +18,7 @@ from fusec.frontends.onnx.model_file.inputs import input_types
 from fusec.frontends.onnx.model_file.split_model import TensorFiles
 from fusec.frontends.onnx.model_file.structure import abridged, captured, node_names, report
 from fusec.frontends.onnx.node_importer import NodeImporter
-from fusec.ir import Graph, Literal, Value
+from fusec.ir import DType, Graph, Literal, Value
 from fusec.system.printable import printable
 
 # The value of an input: a tensor, a sequence of tensors, or None for an optional value without an element.
@@ -144,6 +144,13 @@ class Importer(NodeImporter):
     def value(self, name: str) -> ModelValue | None:
         """Return the value of a name of the model; None if it has none yet."""
         return self.value_of(self.scope, name)
+
+    @property
+    def has_strings(self) -> bool:
+        """Tell if inputs or outputs of the model are strings."""
+        outputs = (self.value(declared.name) for declared in self.source.output)
+        values = (*self.graph.inputs, *(value for value in outputs if isinstance(value, Value)))
+        return any(value.type.dtype is DType.STRING for value in values)
 
     def _warn(self) -> None:
         """Warn the user of the notes that no earlier import of this model has shown."""

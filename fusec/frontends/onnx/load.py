@@ -23,6 +23,7 @@ from onnx import (
 from fusec.errors import ModelError, VerifyError
 from fusec.frontends.custom_ops import DEFAULT_DOMAINS, CustomOp, CustomOps, qualified
 from fusec.frontends.onnx.advice import require_tensors
+from fusec.frontends.onnx.classical.string_labels import with_numbered_classes
 from fusec.frontends.onnx.importer import Bound, Importer
 from fusec.frontends.onnx.model_file.functions import all_nodes, inlined
 from fusec.frontends.onnx.model_file.inputs import element_type, tensor_type
@@ -121,7 +122,7 @@ def check_model(model: ModelProto, file: str, custom_ops: CustomOps | None = Non
         name = qualified("" if function.domain in DEFAULT_DOMAINS else function.domain, function.name)
         if name in custom_ops:
             raise ModelError(f"{file}: defines {name} as a function of its own, so custom_ops cannot give it another")
-    source = inlined(model, file).graph
+    source = with_numbered_classes(inlined(model, file).graph)
     names = node_names(source.node)
     order = ordered(source, file)
     members = [(names[i], source.node[i]) for i in order]

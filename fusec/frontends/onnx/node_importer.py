@@ -25,7 +25,7 @@ from fusec.frontends.onnx.model_file.structure import captured, constants, node_
 from fusec.frontends.onnx.model_file.tensors import ELEMENT_TYPES, Tensors
 from fusec.frontends.onnx.standard import body_of
 from fusec.frontends.onnx.tables import SEQUENCES, domain_of, function_of, schema_of, unsupported
-from fusec.ir import Array, Graph, Literal, Value
+from fusec.ir import Array, DType, Graph, Literal, Value
 from fusec.ops.spec import require
 from fusec.system.printable import printable
 
@@ -136,6 +136,8 @@ class NodeImporter:
             return custom.results([None if v is None else next(left) for v in operands], given, wanted)
 
         present = [v for v in operands if isinstance(v, Value)]
+        strings = any(v.type.dtype is DType.STRING for v in present)
+        require(not (custom.on_device and strings), "takes strings, which the device has not: leave out on_device")
         with self._within(scope, name, node.output):
             what = f"the operands of {qualified(domain_of(node), node.op_type)}"
             made = self.emit.on_host(what, compute, *present, custom=custom)

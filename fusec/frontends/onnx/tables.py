@@ -35,6 +35,7 @@ from fusec.frontends.onnx.ops import (
     reduction,
     sequence,
     spectral,
+    strings,
 )
 from fusec.frontends.onnx.standard import has_body
 from fusec.system.printable import printable
@@ -79,6 +80,7 @@ TABLE: Table = {
     **data_dependent.TABLE,
     **ngrams.TABLE,
     **sequence.TABLE,
+    **strings.TABLE,
 }
 # Ops that the installed onnx does not know: (domain, op).
 CONTRIB: Mapping[tuple[str, str], OpFunction] = {

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, fields
 from typing import Any, cast
 
-from fusec.ir import Constant, DType, Graph, Node, Op, Value, channels_last
+from fusec.ir import NUMBERS, Constant, DType, Graph, Node, Op, Value, channels_last
 from fusec.lowering.cudnn_graph import PORTS
 from fusec.ops import ALL
 from fusec.passes import PIPELINE, rules_by_pass
@@ -153,7 +153,7 @@ def expected() -> dict[str, tuple[str, ...]]:
     return {
         "ops": tuple(op.name for op in ALL),
         "attributes": tuple(key for op in ALL for key in _expected_attributes(op)),
-        "dtypes": tuple(d.value for d in DType if not d.is_narrow),
+        "dtypes": tuple(d.value for d in NUMBERS if not d.is_narrow),
         "ranks": tuple(map(str, range(6))),
         "orders": ORDERS,
         "features": FEATURES,

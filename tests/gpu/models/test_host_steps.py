@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from frontends.onnx.models import run
+from frontends.onnx.models import info, model, run
 from gpu.kernels.emulator import needs_compiler
 from gpu.stand_in_gpu import Array, Machine, on_device
 from helpers import assert_close
 from lowering.lowers_judge import LowersJudge
+from onnx import TensorProto, helper
 from segments.models import CASES
 from segments.test_detector import detector, images
 
@@ -108,3 +109,53 @@ def test_a_detector_on_a_gpu() -> None:
             assert got.shape == want.shape
             assert_close(got, want, 1e-3)
     assert executable.verify().ok
+
+
+def labelled() -> Any:
+    """Make a model with strings as input and output: the GPU computes the class of a row, the host its name."""
+    common: dict[str, Any] = {"domain": "ai.onnx.ml"}
+    nodes = [
+        helper.make_node("OneHotEncoder", ["colour"], ["hot"], cats_strings=["red", "green"], **common),
+        helper.make_node("Concat", ["x", "hot"], ["features"], axis=1),
+        helper.make_node(
+            "LinearClassifier", ["features"], ["label", "scores"], coefficients=[0.5, -1, 2, 0, -0.5, 1, 0, 2],
+            intercepts=[0.1, 0.2], classlabels_strings=["cat", "dog"], **common,
+        ),
+    ]  # fmt: skip
+    inputs = [info("x", ["n", 2]), info("colour", ["n"], TensorProto.STRING)]
+    proto = model(nodes, inputs, ["label", "scores"], opset=17)
+    proto.opset_import.add(domain="ai.onnx.ml", version=3)
+    return proto
+
+
+def check_labels(rng: np.random.Generator, arrays: Any) -> None:
+    """Run the model on host arrays and on those of the device. arrays: makes an array of the device."""
+    count = 6
+    x = rng.standard_normal((count, 2)).astype(np.float32)
+    colour = np.array(["red", "blue", "green", "green", "red", "red"], object)
+    want = run(labelled(), {"x": x, "colour": colour})
+    executable = fusec.compile(labelled(), shapes={"x": x.shape, "colour": colour.shape}, tune="none")
+    for given in (x, arrays(x)):
+        label, scores = executable.run(None, {"x": given, "colour": colour})
+        assert isinstance(label, np.ndarray)
+        assert label.tolist() == want[0].tolist()
+        assert hasattr(scores, "get") is (given is not x)
+        assert_close(scores.get() if hasattr(scores, "get") else scores, want[1], 1e-4)
+
+
+@pytest.mark.cudnn
+@needs_compiler
+def test_strings_stay_on_the_host(machine: Machine, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
+    monkeypatch.setattr(programs, "SMALL_ELEMENTS", -1)
+    check_labels(rng, on_device)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("small", [1 << 20, -1])
+def test_strings_stay_on_the_host_of_a_gpu(
+    small: int, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
+) -> None:
+    import cupy
+
+    monkeypatch.setattr(programs, "SMALL_ELEMENTS", small)
+    check_labels(rng, cupy.asarray)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
 from fusec.frontends.onnx.emission.emit import Emitter, OpFunction
-from fusec.ir import DType, Literal, Value
+from fusec.frontends.onnx.ops.strings import codes
+from fusec.ir import DType, Value
 from fusec.ops import Cast, Concat, Gather, Reduce, pw
 from fusec.ops.spec import require
 
@@ -72,35 +72,12 @@ def array_feature_extractor(g: Emitter, x: Value, indices: Value, /) -> Value:
 def one_hot_encoder(
     g: Emitter, x: Value, /, *, cats_int64s: tuple[int, ...] = (), cats_strings: tuple[str, ...] = (), zeros: int = 1
 ) -> Value:
-    require(not cats_strings, "categories are strings, which fusec lacks: encode them before the model")
     require(bool(zeros), "zeros=0 raises an error for an unknown category, which a GPU cannot")
+    if cats_strings:
+        cats_int64s, x = tuple(range(len(cats_strings))), codes(g, x, cats_strings, missing=-1)
     numbers = g.constant(np.array(cats_int64s, np.int64))
     wide = g.reshape(g.cast(x, DType.I64), (*x.type.shape, 1))
     return g(Cast(DType.F32), g(pw("cmp_eq"), wide, numbers))
-
-
-def label_encoder(g: Emitter, x: Value, /, **given: Any) -> Value:
-    """Import LabelEncoder: the value of the key that equals x, or the default."""
-    require(not any("strings" in name for name in given), "keys or values are strings, which fusec lacks")
-    keys, values = _numbers(given, "keys"), _numbers(given, "values")
-    require(keys.size == values.size > 0, f"{keys.size} keys and {values.size} values")
-    fallback = given.get("default_tensor")
-    kind = "float" if values.dtype.kind == "f" else "int64"
-    default = given.get(f"default_{kind}", -0.0 if kind == "float" else -1)
-    default = default if fallback is None else fallback.array.reshape(-1)[0]
-    equal = g(pw("cmp_eq"), g.reshape(x, (*x.type.shape, 1)), g.constant(keys.astype(x.type.dtype.numpy)))
-    places = g.constant(np.arange(1, keys.size + 1))
-    found = g(pw("where"), equal, places, g.constant(np.array(0)))
-    place = g(Reduce("max", (x.type.rank,), keepdims=False), found)
-    return g(Gather(0), g.constant(np.concatenate([[np.array(default, values.dtype)], values])), place)
-
-
-def _numbers(given: Mapping[str, Any], name: str) -> np.ndarray:
-    tensor = given.get(f"{name}_tensor")
-    if isinstance(tensor, Literal):
-        return tensor.array.reshape(-1)
-    integers = given.get(f"{name}_int64s", ())
-    return np.array(integers, np.int64) if integers else np.array(given.get(f"{name}_floats", ()), np.float32)
 
 
 def zip_map(
@@ -124,7 +101,6 @@ TABLE: Mapping[str, OpFunction] = {
     "Binarizer": binarizer,
     "FeatureVectorizer": feature_vectorizer,
     "Imputer": imputer,
-    "LabelEncoder": label_encoder,
     "Normalizer": normalizer,
     "OneHotEncoder": one_hot_encoder,
     "Scaler": scaler,

@@ -19,7 +19,7 @@ from fusec.frontends.onnx.emission.host_values import Answer, Compute, HostValue
 from fusec.frontends.onnx.emission.loop_body import Surroundings, loop_body
 from fusec.frontends.onnx.model_file.limits import by_blocks, require_constant
 from fusec.ir import Array, Constant, DType, Graph, Literal, Node, Op, TensorType, Value
-from fusec.ops import Cast, Expand, Reshape, Slice
+from fusec.ops import Cast, Concat, Expand, Gather, Reshape, Slice, Split, Transpose
 from fusec.ops.spec import require
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 FOLD_RESULT_ELEMENTS = 4096  # the folding pass folds larger constants
 FOLD_OPERAND_ELEMENTS = 1 << 16
+MOVES = (Concat, Expand, Gather, Reshape, Slice, Split, Transpose)  # ops that move elements of any type
 MAX_UNROLLED = 100_000  # nodes of unrolled loops; larger graphs would take too long to compile
 
 
@@ -161,6 +162,8 @@ class Emitter:
 
     def many(self, op: Op, *operands: Value) -> tuple[Value, ...]:
         """Apply an op and return all its results. Raises VerifyError if it refuses the operands."""
+        if any(v.type.dtype is DType.STRING for v in operands):
+            return self._moved_strings(op, operands)
         types = op.infer(*(v.type for v in operands))
         literals = [v.literal for v in operands]
         known = [literal for literal in literals if literal is not None]
@@ -181,6 +184,12 @@ class Emitter:
         node = self._insert(op, operands, hints)
         self._fresh.update(node.results)
         return node.results
+
+    def _moved_strings(self, op: Op, operands: Sequence[Value]) -> tuple[Value, ...]:
+        """Let the host move strings, because the device has none."""
+        require(isinstance(op, MOVES) or op.name == "where", f"{op.name} takes numbers, not strings")
+        op.infer(*(v.type for v in operands))  # refuses shapes that do not fit
+        return self.on_host("the strings", lambda arrays: op.reference(np, *arrays), *operands)
 
     def constant(self, array: Any) -> Value:
         """Make a constant of the array's own dtype."""
@@ -301,6 +310,7 @@ class Emitter:
 
         Raises HostValueError until the host has run it.
         """
+        require(not any(v.type.dtype is DType.STRING for v in carried), "carries strings, which its body cannot")
         if not self._answers:
             made, values = loop_body(body, first, carried, self.around(body))
             raise HostValueError(what, values, body=made)

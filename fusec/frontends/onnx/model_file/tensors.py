@@ -64,6 +64,9 @@ class Tensors:
         """Read a tensor. Raises VerifyError if its data does not fit its declared type."""
         type = TensorType(shape_of(tensor.dims), dtype_of(tensor.data_type))
         require(not tensor.HasField("segment"), "segmented tensors are not supported")
+        if type.dtype is DType.STRING:
+            strings = _strings(tensor, type)
+            return Literal(type, lambda: strings, tensor.name)
         if (place := place_of(tensor, self._files)) is not None:
             return self._own(place, type, tensor.name)
         if tensor.data_location == TensorProto.EXTERNAL:
@@ -253,6 +256,19 @@ def _packed(tensor: TensorProto, type: TensorType) -> np.ndarray[Any, Any]:
     need = code_bytes(type.size, type.dtype)
     require(len(codes) == need, f"{type} takes {need} bytes, its data has {len(codes)}")
     return from_codes(codes, type.size, type.dtype).reshape(type.shape)
+
+
+def _strings(tensor: TensorProto, type: TensorType) -> np.ndarray[Any, Any]:
+    """Return the strings of the message itself; ONNX has no other place for them."""
+    count = len(tensor.string_data)
+    _require_one_field(tensor)
+    require(count == type.size, f"{type} takes {type.size} elements, its data has {count}")
+    array = np.empty(count, object)
+    try:
+        array[:] = [text.decode("utf-8") for text in tensor.string_data]
+    except UnicodeDecodeError as error:
+        raise VerifyError("a string is not UTF-8") from error
+    return array.reshape(type.shape)
 
 
 def _inline(tensor: TensorProto, type: TensorType) -> np.ndarray[Any, Any]:

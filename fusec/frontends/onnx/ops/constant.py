@@ -28,13 +28,15 @@ def constant(
     value_string: str | None = None,
     value_strings: Sequence[str] | None = None,
 ) -> Value:
-    require(value_string is None and value_strings is None, "strings are not supported")
     literals = [v for v in (value, sparse_value) if v is not None]
     floats = [v for v in (value_float, value_floats) if v is not None]
     ints = [v for v in (value_int, value_ints) if v is not None]
-    require(len(literals) + len(floats) + len(ints) == 1, "needs exactly one value")
+    strings = [v for v in (value_string, value_strings) if v is not None]
+    require(len(literals) + len(floats) + len(ints) + len(strings) == 1, "needs exactly one value")
     if literals:
         return g.literal(literals[0])
+    if strings:
+        return g.constant(np.array(strings[0], object))
     return g.constant(np.array(floats[0], np.float32) if floats else np.array(ints[0], np.int64))
 
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from fusec.frontends.onnx.emission.emit import Emitter, Table
 from fusec.frontends.onnx.model_file.limits import require_constant
+from fusec.frontends.onnx.ops.strings import codes
 from fusec.ir import DType, TensorType, Value
 from fusec.ops import Concat, Gather, Reduce, pw
 from fusec.ops.spec import require
@@ -35,7 +36,12 @@ def tf_idf(
     ngram_counts: for each length, index in the pool of its first n-gram.
     ngram_indexes: for each n-gram, index in the result of its count.
     """
-    require(not pool_strings, "strings are not supported")
+    if pool_strings:
+        require(not pool_int64s, "has a pool of integers and one of strings")
+        words = [*dict.fromkeys(pool_strings)]
+        numbers = {word: number for number, word in enumerate(words)}
+        pool_int64s = [numbers[word] for word in pool_strings]
+        x = codes(g, x, words, missing=-1)
     require(x.type.dtype.is_int and x.type.rank in (1, 2), f"takes rows of integers, not {x.type}")
     require(mode in ("TF", "IDF", "TFIDF"), f"knows no mode {mode!r}")
     require(1 <= min_gram_length <= max_gram_length <= _MAX_LENGTH, f"{min_gram_length} to {max_gram_length} tokens")

@@ -10,6 +10,7 @@ import numpy as np
 
 from fusec.frontends.onnx.emission.emit import FOLD_OPERAND_ELEMENTS, Emitter, OpFunction, Table
 from fusec.frontends.onnx.model_file.tensors import dtype_of
+from fusec.frontends.onnx.ops import strings
 from fusec.ir import DType, Value
 from fusec.ops import pw
 from fusec.ops.spec import broadcast, require
@@ -161,6 +162,12 @@ def is_inf(g: Emitter, x: Value, /, *, detect_negative: int = 1, detect_positive
     return g(pw("cmp_eq"), x, g.scalar(math.inf if detect_positive else -math.inf, x))
 
 
+def equal(g: Emitter, x: Value, y: Value, /) -> Value:
+    if strings.is_string(x) or strings.is_string(y):
+        return strings.equal_strings(g, x, y)
+    return g(pw("cmp_eq"), x, y)
+
+
 def where(g: Emitter, condition: Value, x: Value, y: Value, /) -> Value:
     """Import Where. A constant condition with equal elements chooses x or y at import.
 
@@ -187,6 +194,8 @@ def converted(g: Emitter, x: Value, to: DType, saturate: bool = True, round_mode
     """Cast x. A number out of range of an 8-bit float becomes its largest value if `saturate`, else NaN or infinity."""
     if x.type.dtype is to:
         return x
+    if DType.STRING in (x.type.dtype, to):
+        return strings.cast_strings(g, x, to)
     if not to.is_narrow or to.is_narrow_int:
         return g.cast(x, to)
     wide = x if x.type.dtype.is_float else g.cast(x, DType.F32)
@@ -265,7 +274,6 @@ _BINARY = {
     "BitwiseOr": ("bitwise_or", 18),
     "BitwiseXor": ("bitwise_xor", 18),
     "Div": ("div", 7),
-    "Equal": ("cmp_eq", 7),
     "Greater": ("cmp_gt", 7),
     "GreaterOrEqual": ("cmp_ge", 12),
     "Less": ("cmp_lt", 7),
@@ -299,6 +307,7 @@ TABLE: Table = {
     ("IsInf", 10): is_inf,
     ("Where", 9): where,
     ("Cast", 6): cast,
+    ("Equal", 7): equal,
     ("BitShift", 11): bit_shift,
     ("CastLike", 15): cast_like,
 }

@@ -117,11 +117,14 @@ class SegmentedModel:
     weights: MutableMapping[str, Literal]
 
     def first(self, shapes: Mapping[str, Sequence[int]], bound: Mapping[str, Bound]) -> Graph | Segment:
-        """Import what needs no value on the host: the graph of the whole model, or the first segment."""
+        """Import what needs no value on the host: the graph of the whole model, or the first segment.
+
+        A model whose inputs or outputs are strings is a segment, because a program has none.
+        """
         importer = self.importer()
         importer.begin(shapes, bound)
         importer.nodes(self.model.order, self.model.names)
-        if importer.asked and not importer.problems:
+        if (importer.asked or importer.has_strings) and not importer.problems:
             first = self._segment(importer, {})
             if not self.model.draws or any(slot.name == STATE_NAME for slot in first.inputs):
                 return first
