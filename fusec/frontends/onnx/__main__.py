@@ -13,7 +13,6 @@ from fusec.frontends.onnx.tables import CONTRIB, EQUAL_TO_ONNX, REVIEWED_OPSET, 
 # Ops that fusec does not import, with the reason.
 NOT_IMPORTED: Mapping[str, str] = {
     **dict.fromkeys(("RegexFullMatch", "StringConcat", "StringNormalizer", "StringSplit"), "strings"),
-    "ImageDecoder": "compressed images",
 }
 
 # Uses of onnxruntime's own ops that fusec refuses; all others are imported.
