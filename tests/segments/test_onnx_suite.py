@@ -25,6 +25,7 @@ OPS = frozenset(
         "Expand",
         "Loop",
         "If",
+        "ImageDecoder",
         "NonMaxSuppression",
         "NonZero",
         "OneHot",

@@ -10,11 +10,6 @@ from fusec.frontends.onnx.movement import data_dependent
 from fusec.frontends.onnx.standard import has_body
 from fusec.frontends.onnx.tables import CONTRIB, EQUAL_TO_ONNX, REVIEWED_OPSET, SEQUENCES, TABLE
 
-# Ops that fusec does not import, with the reason.
-NOT_IMPORTED: Mapping[str, str] = {
-    "ImageDecoder": "compressed images",
-}
-
 # Uses of onnxruntime's own ops that fusec refuses; all others are imported.
 REFUSED: Mapping[str, str] = {
     "Attention": "do_rotary, past_present_share_buffer, past_sequence_length",
@@ -43,9 +38,7 @@ def imports() -> dict[str, str]:
     folded = {name for name, _ in data_dependent.TABLE} - {"Compress"}
     found: dict[str, str] = {}
     for name, schema in schemas().items():
-        if name in NOT_IMPORTED:
-            found[name] = ""
-        elif not any(op == name for op, _ in TABLE):
+        if not any(op == name for op, _ in TABLE):
             found[name] = "by its definition" if has_body(schema) else ""
         elif name in folded:
             found[name] = "where its operands are known"
@@ -61,7 +54,7 @@ def markdown() -> str:
     lines = ["| Op | Versions from | Imported |", "|---|---|---|"]
     for name, imported in imports().items():
         since = ", ".join(str(v) for op, v in TABLE if op == name)
-        lines.append(f"| {name} | {since} | {imported or f'no: {NOT_IMPORTED[name]}'} |")
+        lines.append(f"| {name} | {since} | {imported or 'no'} |")
     return "\n".join(lines)
 
 

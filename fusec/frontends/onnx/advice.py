@@ -9,7 +9,6 @@ from fusec.errors import ModelError
 _OLD = "onnx.version_converter writes it as a newer op"
 _OPS: Mapping[str, str] = {
     **dict.fromkeys(("Scatter", "Upsample"), _OLD),
-    "ImageDecoder": "fusec reads no image files: decode them before the model, or give a Python function (custom_ops)",
 }
 _DOMAINS: Mapping[str, str] = {
     "ai.onnx.ml": "of classical models, fusec runs what computes with numbers: run this one in onnxruntime",

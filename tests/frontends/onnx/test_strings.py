@@ -262,7 +262,11 @@ def test_a_string_that_is_no_number_fails_the_call() -> None:
 
 
 def test_version_1_of_label_encoder() -> None:
-    for x, default in ((words("a", "c", "z"), {"default_int64": -5}), (np.array([0, 1, 7]), {"default_string": "?"})):
+    cases: list[tuple[np.ndarray, dict[str, Any]]] = [
+        (words("a", "c", "z"), {"default_int64": -5}),
+        (np.array([0, 1, 7]), {"default_string": "?"}),
+    ]
+    for x, default in cases:
         node = helper.make_node(
             "LabelEncoder", ["x"], ["y"], domain="ai.onnx.ml", classes_strings=["a", "b", "c"], **default
         )

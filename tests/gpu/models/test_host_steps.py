@@ -15,6 +15,7 @@ from lowering.lowers_judge import LowersJudge
 from onnx import TensorProto, helper
 from segments.models import CASES
 from segments.test_detector import detector, images
+from segments.test_image_decoder import FILES, bytes_of, convolved, network, pictured
 
 import fusec
 from fusec.segments import programs
@@ -76,6 +77,18 @@ def test_the_number_of_boxes_alone_comes_to_the_host(counted: bool, machine: Mac
         (step,) = executable.explain().segments[0].steps
         assert (step.read_bytes, step.written_bytes) == (8, 0)
     assert len(executable.programs) == 1
+
+
+@pytest.mark.cudnn
+@needs_compiler
+def test_pixels_come_to_the_device(machine: Machine, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(programs, "SMALL_ELEMENTS", -1)
+    data, pixels, filters, mean = pictured(rng, "PNG")
+    executable = fusec.compile(network(len(data), filters, mean), target="h200", tune="none")
+    for x in (bytes_of(data), on_device(bytes_of(data))):
+        got = executable(x)
+        assert isinstance(got, Array) is isinstance(x, Array)
+        assert_close(got.get() if isinstance(got, Array) else got, convolved(pixels, filters, mean), 1e-5)
 
 
 @pytest.mark.gpu
@@ -159,3 +172,18 @@ def test_strings_stay_on_the_host_of_a_gpu(
 
     monkeypatch.setattr(programs, "SMALL_ELEMENTS", small)
     check_labels(rng, cupy.asarray)
+
+
+@pytest.mark.gpu
+def test_images_are_decoded_for_a_gpu(rng: np.random.Generator) -> None:
+    """The bytes come from the device or the host. Pillow decodes them on the host."""
+    import cupy
+
+    for name in FILES:
+        data, pixels, filters, mean = pictured(rng, name)
+        executable = fusec.compile(network(len(data), filters, mean), tune="none")
+        want = convolved(pixels, filters, mean)
+        for x in (bytes_of(data), cupy.asarray(bytes_of(data))):
+            got = executable(x)
+            assert isinstance(got, np.ndarray) is isinstance(x, np.ndarray)
+            assert_close(got if isinstance(got, np.ndarray) else got.get(), want, 1e-4)

@@ -1,6 +1,7 @@
 """Import ops whose result shape depends on values (NonZero, Compress, …).
 
-NumPy computes most of them on the host. The device computes NonMaxSuppression, and the host reads how many boxes stay.
+NumPy computes most of them on the host, and Pillow decodes images there. The device computes NonMaxSuppression, and the
+host reads how many boxes stay.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ import numpy as np
 
 from fusec.frontends.onnx.emission.emit import Emitter, Table
 from fusec.frontends.onnx.model_file.tensors import dtype_of
-from fusec.ir import Array, Value
+from fusec.frontends.onnx.movement import image_files
+from fusec.ir import Array, DType, Value
 from fusec.ops import Gather, NonMaxSuppression
 from fusec.ops.non_max_suppression import require_boxes
 from fusec.ops.spec import normalize_axis, require
@@ -120,10 +122,25 @@ def bit_cast(g: Emitter, x: Value, /, *, to: int) -> Value:
     return g.on_host("the operand of BitCast", compute, x)[0]
 
 
+def image_decoder(g: Emitter, encoded: Value, /, *, pixel_format: str = "RGB") -> Value:
+    """Import ImageDecoder. Pillow is looked for here, so that a model that needs it fails before its first call."""
+    kind = encoded.type
+    require(kind.dtype is DType.U8 and kind.rank == 1, f"needs the bytes of a file, u8 of one dim, not {kind}")
+    formats = image_files.MODES
+    require(pixel_format in formats, f"pixel_format must be one of {', '.join(formats)}, not {pixel_format!r}")
+    image_files.require_pillow()
+
+    def compute(arrays: Sequence[Array]) -> tuple[Array, ...]:
+        return (image_files.decode(arrays[0].tobytes(), pixel_format),)
+
+    return g.on_host("the bytes of the image", compute, encoded)[0]
+
+
 TABLE: Table = {
     ("NonZero", 9): non_zero,
     ("Compress", 9): compress,
     ("Unique", 11): unique,
     ("NonMaxSuppression", 10): non_max_suppression,
     ("BitCast", 26): bit_cast,
+    ("ImageDecoder", 20): image_decoder,
 }
