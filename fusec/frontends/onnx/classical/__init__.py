@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fusec.frontends.onnx.classical import features, linear, support_vectors, trees
+from fusec.frontends.onnx.classical import features, linear, support_vectors, tree_ensemble, trees
 from fusec.frontends.onnx.emission.emit import OpFunction
 
-TABLE: Mapping[str, OpFunction] = {**features.TABLE, **linear.TABLE, **support_vectors.TABLE, **trees.TABLE}
+TABLE: Mapping[str, OpFunction] = {
+    **features.TABLE,
+    **linear.TABLE,
+    **support_vectors.TABLE,
+    **trees.TABLE,
+    **tree_ensemble.TABLE,
+}
