@@ -135,7 +135,7 @@ def test_external_data_of_a_model_without_a_folder(tmp_path: Path) -> None:
         (TensorProto(dims=[-6], data_type=1), "negative dimension in shape [-6]"),
         (TensorProto(dims=[6], data_type=0), "element type undefined is not supported"),
         (TensorProto(dims=[6], data_type=99), "element type number 99 is not supported"),
-        (TensorProto(dims=[6], data_type=8, string_data=[b"a"] * 6), "element type string is not supported"),
+        (TensorProto(dims=[6], data_type=14, float_data=[1.0] * 12), "element type complex64 is not supported"),
         (TensorProto(dims=[6], data_type=17, raw_data=b"\0" * 5), "f8e4m3[6] takes 6 bytes, its data has 5"),
         (TensorProto(dims=[5], data_type=22, raw_data=b"\0" * 5), "i4[5] takes 3 bytes, its data has 5"),
         (TensorProto(dims=[1], data_type=1, raw_data=b"\0" * 4, float_data=[1.0]), "twice, in float_data and raw_data"),

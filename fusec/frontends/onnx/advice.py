@@ -7,13 +7,16 @@ from collections.abc import Iterable, Mapping
 from fusec.errors import ModelError
 
 _OLD = "onnx.version_converter writes it as a newer op"
-_OPS: Mapping[str, str] = {
-    **dict.fromkeys(("Scatter", "Upsample"), _OLD),
+_OPS: Mapping[tuple[str, str], str] = {  # by domain and op
+    **{("", op): _OLD for op in ("Scatter", "Upsample")},
+    ("ai.onnx.ml", "TreeEnsemble"): "version 5 of ai.onnx.ml defines it: let the model import that version",
+    ("ai.onnx.preview.training", "Gradient"): (
+        "fusec makes gradients of graphs itself: remove this node, and call fusec.grad (docs/training.md)"
+    ),
 }
 _DOMAINS: Mapping[str, str] = {
     "ai.onnx.ml": "of classical models, fusec runs what computes with numbers: run this one in onnxruntime",
     "com.microsoft.nchwc": "onnxruntime writes it for one kind of CPU: optimise with ORT_ENABLE_EXTENDED instead",
-    "ai.onnx.preview.training": "fusec makes training steps of graphs itself (fusec.grad, docs/training.md)",
 }
 _UNKNOWN = (
     "fusec does not know what it computes: export ONNX ops, define it as a function of the model, or give a Python "
@@ -23,8 +26,8 @@ _UNKNOWN = (
 
 def advice(domain: str, op: str) -> str:
     """Return the reason for refusing an op and the remedy; empty if there is nothing to add. domain: "" for ONNX's."""
-    if op in _OPS:
-        return _OPS[op]
+    if (domain, op) in _OPS:
+        return _OPS[domain, op]
     return "" if not domain else _DOMAINS.get(domain, _UNKNOWN)
 
 

@@ -13,7 +13,7 @@ from functools import cache
 from onnx import NodeProto, defs
 
 from fusec.frontends.custom_ops import DEFAULT_DOMAINS, CustomOps, qualified
-from fusec.frontends.onnx import classical, contrib
+from fusec.frontends.onnx import classical, contrib, training_steps
 from fusec.frontends.onnx.advice import advice
 from fusec.frontends.onnx.contrib.schemas import schema_from
 from fusec.frontends.onnx.emission.emit import OpFunction, Table
@@ -44,7 +44,6 @@ OLDEST_OPSET = 7
 REVIEWED_OPSET = 28  # newest opset whose op versions were compared with TABLE
 # Ops that models use in older opsets than the one that defines them, because onnxruntime accepts them in any.
 _IN_ANY_OPSET = {"LayerNormalization": 17}
-CLASSICAL = "ai.onnx.ml"
 MICROSOFT = "com.microsoft"
 # Ops of onnxruntime's own domain, by the version of ONNX's op of the same name that they are equal to.
 EQUAL_TO_ONNX: Mapping[tuple[str, str], int] = {
@@ -87,6 +86,11 @@ CONTRIB: Mapping[tuple[str, str], OpFunction] = {
     **{(MICROSOFT, op): function for table in contrib.TABLES for op, function in table.items()},
     ("", "SimplifiedLayerNormalization"): contrib.normalization.simplified_layer_norm,
 }
+# Ops of ONNX's other domains, whose functions serve all versions: by domain, then by op.
+DOMAINS: Mapping[str, Mapping[str, OpFunction]] = {
+    "ai.onnx.ml": classical.TABLE,
+    "ai.onnx.preview.training": training_steps.TABLE,
+}
 # Ops with a sequence of tensors as an operand or result: (domain, op).
 SEQUENCES = frozenset({("", op) for op in ("Identity", "If", "Loop", *(name for name, _ in sequence.TABLE))})
 
@@ -119,8 +123,8 @@ def function_of(op: str, opset: int, domain: str = "") -> tuple[OpFunction, defs
     own = CONTRIB.get((domain, op))
     if own is not None:
         return own, schema_from(own, op, domain)
-    if domain == CLASSICAL:
-        own, known = classical.TABLE.get(op), schema_of(op, opset, domain)
+    if domain in DOMAINS:
+        own, known = DOMAINS[domain].get(op), schema_of(op, opset, domain)
         return None if own is None or known is None else (own, known)
     opset = EQUAL_TO_ONNX.get((domain, op), 0) if domain else max(opset, _IN_ANY_OPSET.get(op, 0))
     schema = schema_of(op, opset)

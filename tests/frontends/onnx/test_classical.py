@@ -11,13 +11,13 @@ import onnxruntime
 import pytest
 from frontends.onnx.models import info, model, run
 from helpers import assert_close
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 import fusec
 from fusec.errors import ModelError
 from fusec.frontends import load
 from fusec.frontends.onnx import classical
-from fusec.frontends.onnx.classical.trees import COMPARISONS
+from fusec.frontends.onnx.classical.forest import COMPARISONS
 
 X = np.array([[0.5, -1.0, 2.0], [0.0, 0.0, 0.0], [-2.0, 0.25, 0.75], [1.0, 2.0, 3.0]], np.float32)
 HOLES = np.array([[np.nan, 1.0, 2.0], [3.0, np.nan, np.nan]], np.float32)
@@ -101,7 +101,8 @@ def test_as_onnxruntime(name: str) -> None:
 
 
 def test_every_op_has_a_case() -> None:
-    others = {"CategoryMapper", "TreeEnsembleClassifier", "TreeEnsembleRegressor", "ZipMap"}  # and in test_strings.py
+    trees = {"TreeEnsemble", "TreeEnsembleClassifier", "TreeEnsembleRegressor"}
+    others = {*trees, "CategoryMapper", "ZipMap"}  # test_tree_ensemble.py and test_strings.py have more cases
     assert {op for op, _, _ in CASES.values()} | others == {*classical.TABLE}
 
 
@@ -140,6 +141,48 @@ def forest(rng: np.random.Generator, prefix: str, classes: Sequence[int], mode: 
 @pytest.mark.parametrize("mode", COMPARISONS)
 def test_trees_of_each_comparison(mode: str, rng: np.random.Generator) -> None:
     agrees("TreeEnsembleRegressor", [X], {**forest(rng, "target", [0], mode), "n_targets": 1})
+
+
+def test_trees_of_several_comparisons(rng: np.random.Generator) -> None:
+    given = forest(rng, "target", [0])
+    modes = given["nodes_modes"]
+    given["nodes_modes"] = [mode if mode == "LEAF" else str(rng.choice([*COMPARISONS])) for mode in modes]
+    agrees("TreeEnsembleRegressor", [np.concatenate([X, HOLES])], {**given, "n_targets": 1})
+
+
+def test_limits_of_doubles_stay_doubles(rng: np.random.Generator) -> None:
+    """Each feature is a limit, or one step of f64 away from it."""
+    given = forest(rng, "target", [0], "BRANCH_LT")
+    limits = rng.standard_normal(len(given["nodes_values"]))
+    rows = rng.choice(limits, (40, 3))
+    rows = np.where(rng.random(rows.shape) < 0.5, rows, np.nextafter(rows, -np.inf))
+    given["nodes_values_as_tensor"] = numpy_helper.from_array(limits, "limits")
+    given["target_weights_as_tensor"] = numpy_helper.from_array(np.array(given["target_weights"]), "weights")
+    del given["nodes_values"], given["target_weights"]
+    agrees("TreeEnsembleRegressor", [rows], {**given, "n_targets": 1})
+
+
+def test_several_nodes_may_lead_to_one() -> None:
+    """A set as LightGBM's converter writes it: all members lead to one subtree, the last one by the longest way."""
+    given: dict[str, Any] = {
+        "nodes_treeids": [0] * 8,
+        "nodes_nodeids": [*range(8)],
+        "nodes_featureids": [0, 0, 0, 1, 2, 0, 0, 0],
+        "nodes_modes": [*["BRANCH_EQ"] * 3, "BRANCH_LEQ", "BRANCH_LT", *["LEAF"] * 3],
+        "nodes_values": [0.5, -2.0, 1.0, 0.5, 2.5, 0.0, 0.0, 0.0],
+        "nodes_truenodeids": [3, 3, 3, 4, 5, 0, 0, 0],
+        "nodes_falsenodeids": [1, 2, 7, 6, 6, 0, 0, 0],
+        "target_treeids": [0] * 3,
+        "target_nodeids": [5, 6, 7],
+        "target_ids": [0] * 3,
+        "target_weights": [1.0, 2.0, 4.0],
+        "n_targets": 1,
+    }
+    rows = np.array([[a, b, c] for a in (0.5, -2.0, 1.0, 7.0) for b in (0.0, 1.0) for c in (2.0, 3.0)], np.float32)
+    proto = classical_model("TreeEnsembleRegressor", [rows], given)
+    (got,) = fusec.compile(proto, target="cpu").run(None, {"x0": rows})
+    wanted = [4.0 if a == 7 else 1.0 if b <= 0.5 and c < 2.5 else 2.0 for a, b, c in rows]
+    assert_close(got, np.array(wanted)[:, None], 1e-6)
 
 
 @pytest.mark.parametrize("kind", ["SUM", "AVERAGE", "MIN", "MAX"])
@@ -207,10 +250,11 @@ def test_what_is_refused(op: str, attributes: dict[str, Any], words: str) -> Non
         ("target_ids", 1, "a weight of node"),
         ("target_nodeids", 99, "a weight of node 99 of tree 0"),
         ("nodes_treeids", None, "differ in length"),
+        ("nodes_modes", "OTHER", "nodes of unknown modes: OTHER"),
         ("target_weights", None, "0 weights for"),
     ],
 )
-def test_faulty_trees_are_refused(name: str, number: int | None, words: str, rng: np.random.Generator) -> None:
+def test_faulty_trees_are_refused(name: str, number: int | str | None, words: str, rng: np.random.Generator) -> None:
     given: dict[str, Any] = {**forest(rng, "target", [0]), "n_targets": 1}
     if number is None:
         del given[name]

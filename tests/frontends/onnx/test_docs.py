@@ -10,7 +10,7 @@ from onnx_suite.suite import RECORD, counts
 
 from benchmarks.checks.onnx_suite import table
 from benchmarks.pages.results_of_costs import read
-from fusec.frontends.onnx.__main__ import REFUSED, contrib_markdown, imports, markdown, schemas
+from fusec.frontends.onnx.__main__ import REFUSED, contrib_markdown, imports, markdown
 from fusec.frontends.onnx.tables import CONTRIB
 
 DOC = Path(__file__).parents[3] / "docs" / "onnx.md"

@@ -190,6 +190,14 @@ def test_ops_for_one_kind_of_cpu_are_refused_with_advice() -> None:
     assert "custom_ops" not in str(caught.value), "no Python function can know how the weights are blocked"
 
 
+def test_advice_about_onnxs_own_op_is_not_given_for_another_of_its_name() -> None:
+    proto = model([node("Upsample", ["x"], ["y"], name="m", domain="my.domain")], [X], ["y"])
+    proto.opset_import.add(domain="my.domain", version=1)
+    with pytest.raises(ModelError, match=r"my.domain.Upsample .*custom_ops") as caught:
+        load(proto)
+    assert "version_converter" not in str(caught.value)
+
+
 # what is unrolled --------------------------------------------------------------------------------------------------
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fusec.frontends.onnx.classical import features, labels, linear, support_vectors, trees
+from fusec.frontends.onnx.classical import features, labels, linear, support_vectors, tree_ensemble, trees
 from fusec.frontends.onnx.emission.emit import OpFunction
 
 TABLE: Mapping[str, OpFunction] = {
@@ -13,4 +13,5 @@ TABLE: Mapping[str, OpFunction] = {
     **linear.TABLE,
     **support_vectors.TABLE,
     **trees.TABLE,
+    **tree_ensemble.TABLE,
 }

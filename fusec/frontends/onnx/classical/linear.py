@@ -35,7 +35,8 @@ def label_of(g: Emitter, index: Value, labels: Sequence[int]) -> Value:
 
 
 def require_integers(strings: Sequence[str]) -> None:
-    require(not strings, "labels are strings, which fusec lacks: train with integers as labels")
+    """Raise VerifyError for labels that are strings; `with_numbered_classes` has replaced those of the model itself."""
+    require(not strings, "labels are strings in the body of another node: take the classifier out of it")
 
 
 def linear_scores(
