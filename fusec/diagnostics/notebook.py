@@ -125,7 +125,8 @@ def _specs(specs: Sequence[TensorSpec | SymbolicSpec]) -> str:
     texts: list[str] = []
     for spec in specs:
         dims = "?" if spec.shape is None else ", ".join(str(d) if d != "" else "?" for d in spec.shape)
-        texts.append(f"{printable(spec.name)} {'?' if spec.dtype is None else spec.dtype.name}[{printable(dims)}]")
+        kind = "?" if spec.dtype is None else "string" if spec.dtype == object else spec.dtype.name
+        texts.append(f"{printable(spec.name)} {kind}[{printable(dims)}]")
     return ", ".join(texts) or "nothing"
 
 

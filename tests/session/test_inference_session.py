@@ -85,6 +85,20 @@ def test_interface_and_results_match_onnxruntime(batch: int | str | None) -> Non
         assert getattr(meta, name) == getattr(known, name), name
 
 
+def test_strings_match_onnxruntime() -> None:
+    inputs = [info("x", ["N"], TensorProto.STRING), info("y", [1], TensorProto.STRING)]
+    nodes = [helper.make_node("StringConcat", ["x", "y"], ["z"])]
+    proto = model(nodes, inputs, [info("z", ["N"], TensorProto.STRING)])
+    ours, theirs = fusec.InferenceSession(proto), peer(proto)
+    for get in ("get_inputs", "get_outputs"):
+        want = [(a.name, a.shape, a.type) for a in getattr(theirs, get)()]
+        assert [(a.name, a.shape, a.type) for a in getattr(ours, get)()] == want
+    for x in (["a", "b"], ["é", "d", ""]):
+        given = {"x": np.array(x, object), "y": np.array(["!"], object)}
+        assert ours.run(None, given)[0].tolist() == theirs.run(None, given)[0].tolist() == [f"{text}!" for text in x]
+        assert ours.run(None, {"x": x, "y": ["!"]})[0].tolist() == [f"{text}!" for text in x]
+
+
 @pytest.mark.parametrize("name", ["FLOAT16", "DOUBLE", "INT8", "UINT64", "BOOL", "BFLOAT16", "FLOAT8E4M3FN"])
 def test_type_names_match_onnxruntime(name: str) -> None:
     number = getattr(TensorProto, name)

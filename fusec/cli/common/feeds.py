@@ -42,7 +42,8 @@ def feeds(executable: AnyExecutable, arrays: Mapping[str, tuple[Path, Any]], see
         # a .npy file cannot name bfloat16: numpy writes it as two bytes without a type
         array = mapped.view(want) if want.name == "bfloat16" and mapped.dtype.str[1:] == "V2" else mapped
         if DType.of(array.dtype) is not type.dtype:
-            raise FusecError(f"{path}: input {name!r} takes {want}, not {array.dtype}")
+            wanted = "strings" if type.dtype is DType.STRING else want
+            raise FusecError(f"{path}: input {name!r} takes {wanted}, not {array.dtype}")
         if array.shape != type.shape:
             raise FusecError(f"{path}: input {name!r} has shape {list(type.shape)}, not {list(array.shape)}")
         feeds[name] = in_order(array, type)

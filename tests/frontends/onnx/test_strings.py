@@ -188,6 +188,7 @@ def test_strings_pass_from_step_to_step() -> None:
     constants = {"shape": np.array([2, 2]), "end": words("!"), "wanted": words("a!", "d!")}
     proto = model(nodes, [info("x", ["n"], TensorProto.STRING)], ["rows", "y"], constants)
     executable = fusec.compile(proto, target="cpu", shapes={"x": (4,)})
+    assert "x string[4]" in repr(executable)
     for given in (["A", "b", "C", "D"], ["q", "d", "A", "e"]):
         rows, y = executable.run(None, {"x": given})
         assert rows.tolist() == [[f"{t.lower()}!" for t in given[:2]], [f"{t.lower()}!" for t in given[2:]]]
