@@ -18,7 +18,7 @@ from fusec.lowering.graph_builder import ConstantBinding, CudnnBuilder, Lowered
 from fusec.lowering.known_bugs import misread
 from fusec.lowering.pointwise import POINTWISE
 from fusec.lowering.training_norms import TRAINING_NORMS
-from fusec.ops import ANCHORS, STRIDED_VIEWS, Cast, Conv, ConvTranspose, ConvWgrad, MatMul
+from fusec.ops import ANCHORS, PRODUCTS, STRIDED_VIEWS, Cast, MatMul
 
 __all__ = ["ANCHORS", "LOWER", "WITHOUT", "ConstantBinding", "Lowered", "lower"]
 
@@ -58,7 +58,7 @@ def _write(b: CudnnBuilder, anchors: list[Node]) -> Lowered:
         LOWER[node.op.name](b, node)
     # Tensor cores are excluded only for products of fp32, because no other op is rounded to tf32, and excluding them
     # would lose engines.
-    products = any(isinstance(n.op, (Conv, ConvTranspose, ConvWgrad, MatMul)) for n in anchors)
+    products = any(isinstance(n.op, PRODUCTS) for n in anchors)
     fp32 = any(v.type.dtype is DType.F32 for n in anchors for v in n.operands)
     graph = CudnnGraph(tuple(b.tensors), tuple(b.calls), b.tensor_cores or not (products and fp32))
     wrong = misread(graph) if b.for_cudnn else None

@@ -18,7 +18,20 @@ from jax import lax
 from jax import numpy as jnp
 
 from fusec.ir import INLINE_ELEMENTS, Graph, Node, Op, Value
-from fusec.ops import Attention, AvgPool, Cast, Conv, ConvTranspose, Gather, MatMul, MaxPool, Pointwise, Resize, TopK
+from fusec.ops import (
+    Attention,
+    AvgPool,
+    Cast,
+    Conv,
+    ConvTranspose,
+    FlippedConv,
+    Gather,
+    MatMul,
+    MaxPool,
+    Pointwise,
+    Resize,
+    TopK,
+)
 from fusec.ops.pooling import Pool
 from fusec.passes import EARLY_PASSES
 from fusec.passes.base import Options, run
@@ -138,6 +151,10 @@ def _conv(op: Conv, x: Any, w: Any) -> Any:
     )  # of the dims N, C, spatial and K, C, window, which are JAX's default
 
 
+def _conv_flipped(op: FlippedConv, x: Any, w: Any) -> Any:
+    return _conv(op.unflipped, x, jnp.flip(w, tuple(range(2, w.ndim))))
+
+
 def _conv_transpose(op: ConvTranspose, x: Any, w: Any) -> Any:
     """Convolve x with zeros between its elements by the flipped filters, which XLA runs as cuDNN's data gradient."""
     spatial = tuple(range(2, x.ndim))
@@ -208,6 +225,7 @@ def _top_k(op: TopK, x: Any) -> tuple[Any, Any]:
 # Ops whose definition writes into arrays or reads them by strides, or asks for more than JAX's users do.
 SPELLED: Mapping[type[Op], Callable[..., Any]] = {
     Conv: _conv,
+    FlippedConv: _conv_flipped,
     ConvTranspose: _conv_transpose,
     MatMul: lambda op, a, b: jnp.matmul(a, b),
     MaxPool: _max_pool,

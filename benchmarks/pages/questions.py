@@ -46,7 +46,7 @@ QUESTIONS = {
         ),
         "Where is attention recognised?": (
             "passes/attention/recognise_attention.py where ONNX spells it as products and a softmax; "
-            "passes/partition/attention_fallback.py expands what nothing runs as one step"
+            "passes/partition/refused_ops.py expands what nothing runs as one step"
         ),
         "Where are `If`, `Loop` and `Scan` imported?": (
             "frontends/onnx/ops/control.py; a loop whose end is computed runs on the host (segments/loops.py)"

@@ -19,6 +19,7 @@ from fusec.ops import (
     Concat,
     Conv,
     ConvTranspose,
+    FlippedConv,
     Gather,
     GroupNorm,
     InstanceNorm,
@@ -92,14 +93,22 @@ class OpMethods(ABC):
         return product.reshape(shape)
 
     def conv(
-        self, x: Tensor, w: Tensor, stride: Sizes = 1, padding: Sizes = 0, dilation: Sizes = 1, groups: int = 1
+        self,
+        x: Tensor,
+        w: Tensor,
+        stride: Sizes = 1,
+        padding: Sizes = 0,
+        dilation: Sizes = 1,
+        groups: int = 1,
+        flipped: bool = False,
     ) -> Tensor:
         """Convolve x[N, C, spatial…] with w[K, C/groups, window…].
 
         padding: one number for all dims, one per dim for both ends, or all starts followed by all ends.
+        flipped: reverse the filters along each spatial dim, as convolution in mathematics does.
         """
-        op = Conv(self._each(stride, x), self._pads(padding, x), self._each(dilation, x), groups)
-        return self.apply(op, x, w)
+        kind = FlippedConv if flipped else Conv
+        return self.apply(kind(self._each(stride, x), self._pads(padding, x), self._each(dilation, x), groups), x, w)
 
     def conv_transpose(
         self,

@@ -27,8 +27,8 @@ from fusec.ir import BYTES, HALVES, Constant, DType, Graph, load_early
 from fusec.passes.base import Options, run
 from fusec.passes.layout.io_layout import insert_interface_copies
 from fusec.passes.partition import kernels_only, partition
-from fusec.passes.partition.attention_fallback import expand_refused_attention
 from fusec.passes.partition.concat_in_place import concat_in_place
+from fusec.passes.partition.refused_ops import expand_refused
 from fusec.passes.partition.strict_rounding import StrictRounding
 from fusec.schedule.program import Program
 from fusec.system.compile_timer import spent_on
@@ -108,7 +108,7 @@ def build_program(
     def before_layout() -> Graph:
         return run(passes.EARLY_PASSES, source.clone(), pass_options)
 
-    program = expand_refused_attention(partitioned(graph), before_layout, partitioned, asked, pass_options)
+    program = expand_refused(partitioned(graph), before_layout, partitioned, asked, pass_options)
     program = concat_in_place(program, asked, pass_options)
     _log.info("partitioned for %s in %s: %s", target.name, pass_options.precision, program.counts)
     compiled = Compiled(source, program, target, pass_options, judge)

@@ -28,11 +28,11 @@ from fusec.lowering.cudnn_graph import CudnnGraph
 from fusec.lowering.packing import pack, unpack
 from fusec.lowering.simulator import Buffer, simulate
 from fusec.ops import (
+    IMAGE_CONVOLUTIONS,
     Attention,
     AttentionBackward,
     AttentionTrain,
     Cast,
-    Conv,
     ConvTranspose,
     ConvWgrad,
     Gather,
@@ -276,7 +276,7 @@ def _arithmetic(nodes: Sequence[Node], stored: DType) -> float:
 
 def _sum_length(node: Node) -> int:
     """Return the number of terms that one element of the result adds up."""
-    if isinstance(node.op, (Conv, ConvTranspose)):
+    if isinstance(node.op, IMAGE_CONVOLUTIONS):
         return math.prod(node.operands[1].type.shape[1:]) * (
             node.operands[1].type.shape[0] if isinstance(node.op, ConvTranspose) else 1
         )

@@ -21,6 +21,13 @@ def _conv(e: Exporter, node: Node, x: list[str]) -> list[str]:
     return [e.op(kind, *x, kernel_shape=node.operands[1].type.shape[2:], **a)]
 
 
+def _flipped_conv(e: Exporter, node: Node, x: list[str]) -> list[str]:
+    """Export a convolution with reversed filters: ONNX's Slice runs backwards to an end before the first element."""
+    n = node.operands[1].type.rank - 2
+    before_first, axes = e.ints([-(1 << 63)] * n), e.ints(range(2, 2 + n))
+    return _conv(e, node, [x[0], e.op("Slice", x[1], e.ints([-1] * n), before_first, axes, e.ints([-1] * n))])
+
+
 def _matmul(e: Exporter, node: Node, x: list[str]) -> list[str]:
     dtype = node.operands[0].type.dtype
     if dtype is DType.F8E4M3:
@@ -137,6 +144,7 @@ def _softmax(e: Exporter, node: Node, x: str) -> str:
 
 LAYERS: Mapping[str, Export] = {
     "conv": _conv,
+    "conv_flipped": _flipped_conv,
     "conv_transpose": _conv,
     "attention": formula(_attention),
     "rotary": formula(_rotary),

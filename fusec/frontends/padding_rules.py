@@ -216,7 +216,7 @@ def _recurrent(tracker: RowTracker, node: Node, rows: Sequence[RowPlace | None])
 
 
 RULES: Mapping[str, Rule] = {
-    **dict.fromkeys(("conv", "conv_transpose", "max_pool", "avg_pool"), _images),
+    **dict.fromkeys(("conv", "conv_flipped", "conv_transpose", "max_pool", "avg_pool"), _images),
     **dict.fromkeys(("batch_norm", "instance_norm", "group_norm", "lrn"), _images),
     **dict.fromkeys(("layer_norm", "rms_norm"), _norm_from),
     **dict.fromkeys(("softmax", "concat", "split", "top_k", "cumulate"), _not_along),

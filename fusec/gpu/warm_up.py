@@ -19,7 +19,7 @@ from fusec.lowering.cudnn_graph import PORTS, CudnnCall, CudnnGraph, CudnnTensor
 from fusec.plans.plan_filter import PlanFilter
 
 # A convolution, because listing its plans loads more of cuDNN than those of other graphs.
-WINDOW = tuple((name, (size, size)) for name, size in zip(PORTS["conv_fprop"][2], (0, 0, 1, 1), strict=True))
+WINDOW = tuple((name, (size, size)) for name, size in zip(PORTS["conv_dgrad"][2], (0, 0, 1, 1), strict=True))
 GRAPH = CudnnGraph(
     (
         CudnnTensor(1, (1, 64, 8, 8), (4096, 1, 512, 64), DType.F16),

@@ -9,8 +9,8 @@ import numpy as np
 
 from fusec.builder import Tensor
 from fusec.gradients.core import BackwardStep, Gradients, Rule, zeros
-from fusec.ops import AvgPool, Conv, ConvTranspose, ConvWgrad, MaxPool, MaxPoolBackward, Slice
-from fusec.ops.convolution import indices_of
+from fusec.ops import AvgPool, Conv, ConvTranspose, ConvWgrad, FlippedConv, MaxPool, MaxPoolBackward, Slice
+from fusec.ops.convolution import indices_of, reversal
 from fusec.ops.pooling import Pool
 
 
@@ -37,6 +37,16 @@ def _conv(step: BackwardStep) -> Gradients:
     dx = image_gradient(step.dy, w, op, x.shape[2:]) if step.active[0] else None
     wgrad = ConvWgrad(w.shape[2:], op.strides, op.pads, op.dilations, op.groups)
     return dx, step.b.apply(wgrad, x, step.dy) if step.active[1] else None
+
+
+def _conv_flipped(step: BackwardStep) -> Gradients:
+    """Differentiate a convolution of reversed filters; the gradient of these is reversed, too."""
+    (x, w), reverse = step.x, reversal(step.x[1].shape)
+    assert isinstance(step.op, FlippedConv)
+    op = step.op.unflipped
+    dx = image_gradient(step.dy, step.b.apply(reverse, w), op, x.shape[2:]) if step.active[0] else None
+    wgrad = ConvWgrad(w.shape[2:], op.strides, op.pads, op.dilations, op.groups)
+    return dx, step.b.apply(reverse, step.b.apply(wgrad, x, step.dy)) if step.active[1] else None
 
 
 def _conv_transpose(step: BackwardStep) -> Gradients:
@@ -133,6 +143,7 @@ def _avg_pool(step: BackwardStep) -> Gradients:
 
 RULES: dict[str, Rule] = {
     "conv": _conv,
+    "conv_flipped": _conv_flipped,
     "conv_transpose": _conv_transpose,
     "conv_wgrad": _conv_wgrad,
     "max_pool": _max_pool,

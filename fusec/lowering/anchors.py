@@ -15,10 +15,12 @@ from fusec.lowering.dim_folding import DimFolding, spatial_folding, trace
 from fusec.lowering.graph_builder import ConstantBinding, CudnnBuilder
 from fusec.ops import (
     ATTENTION_OPS,
+    IMAGE_CONVOLUTIONS,
     AttentionBackward,
     Conv,
     ConvTranspose,
     ConvWgrad,
+    FlippedConv,
     InstanceNorm,
     LayerNorm,
     MatMul,
@@ -42,14 +44,17 @@ def _require_product(node: Node) -> DType:
 
 
 def _convolution(b: CudnnBuilder, node: Node) -> None:
-    assert isinstance(node.op, (Conv, ConvTranspose))
+    assert isinstance(node.op, IMAGE_CONVOLUTIONS)
     compute = _require_product(node)
     x, w = node.operands
     image = b.operand(x, spatial_folding(x.type.shape))
     weight = b.operand(w, spatial_folding(w.type.shape))
     b.images.update(uid for uid in (image, weight) if uid not in b.uids.values())
-    name = "conv_fprop" if isinstance(node.op, Conv) else "conv_dgrad"
-    b.call(name, (image, weight), b.result(node.result, b.foldings[node]), "", compute, _window(node.op))
+    name = "conv_dgrad" if isinstance(node.op, ConvTranspose) else "conv_fprop"
+    attributes = _window(node.op)
+    if isinstance(node.op, FlippedConv):
+        attributes["flipped"] = True
+    b.call(name, (image, weight), b.result(node.result, b.foldings[node]), "", compute, attributes)
 
 
 def _filter_gradient(b: CudnnBuilder, node: Node) -> None:
@@ -63,7 +68,7 @@ def _filter_gradient(b: CudnnBuilder, node: Node) -> None:
     b.call("conv_wgrad", (image, loss), b.result(node.result, b.foldings[node]), attributes=_window(node.op))
 
 
-def _window(op: Conv | ConvTranspose | ConvWgrad) -> dict[str, Attribute]:
+def _window(op: Conv | FlippedConv | ConvTranspose | ConvWgrad) -> dict[str, Attribute]:
     """Return the attributes of a convolution; one spatial dim gets a dim of 1 before it."""
     n = len(op.strides)
     unit, none = ((1,), (0,)) if n == 1 else ((), ())
@@ -219,6 +224,7 @@ def _channel_sums(b: CudnnBuilder, node: Node) -> None:
 
 ANCHORED: Mapping[str, Callable[[CudnnBuilder, Node], None]] = {
     "conv": _convolution,
+    "conv_flipped": _convolution,
     "conv_transpose": _convolution,
     "conv_wgrad": _filter_gradient,
     "matmul": _matmul,

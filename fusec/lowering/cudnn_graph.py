@@ -54,7 +54,8 @@ class CudnnCall:
 
 # For each op: input ports, output ports and attributes. Attributes that are tuples have one entry per spatial dim.
 PORTS: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = {
-    "conv_fprop": (("image", "weight"), ("y",), ("pre_padding", "post_padding", "stride", "dilation")),
+    # flipped, where true: the filters are reversed along each spatial dim (cuDNN's mode CONVOLUTION)
+    "conv_fprop": (("image", "weight"), ("y",), ("pre_padding", "post_padding", "stride", "dilation", "flipped")),
     # the loss is dy, the input of a transposed convolution; the dims of y are given on the tensor
     "conv_dgrad": (("loss", "filter"), ("y",), ("pre_padding", "post_padding", "stride", "dilation")),
     # y is the gradient of the filters, whose dims are given on the tensor

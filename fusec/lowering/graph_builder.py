@@ -33,12 +33,11 @@ from fusec.ops import (
     ANCHORS,
     ATTENTION_OPS,
     CONVOLUTIONS,
+    IMAGE_CONVOLUTIONS,
     PRODUCTS,
     STRIDED_VIEWS,
     BatchNormBackward,
     BatchNormTrain,
-    Conv,
-    ConvTranspose,
     InstanceNorm,
     LayerNorm,
     MatMul,
@@ -311,7 +310,7 @@ class CudnnBuilder:
         anchored = [n for n in self.foldings if isinstance(n.op, (*ATTENTION_OPS, *PRODUCTS))]
         if any(value in n.operands for n in anchored):
             return True
-        return folding.dims[1] == 1 and any(isinstance(n.op, (Conv, ConvTranspose)) for n in anchored)
+        return folding.dims[1] == 1 and any(isinstance(n.op, IMAGE_CONVOLUTIONS) for n in anchored)
 
     def _expanded(self, root: Value, placed: tuple[tuple[int, ...], tuple[int, ...]], folding: DimFolding) -> int:
         """Add a constant that broadcasts along two of three dims, repeated along the smaller of the two.

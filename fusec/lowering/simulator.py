@@ -18,7 +18,7 @@ from fusec.errors import ExecutionError
 from fusec.ir import BYTES, DType
 from fusec.lowering.cudnn_graph import CudnnCall, CudnnGraph, CudnnTensor
 from fusec.ops import Attention, AttentionBackward, AttentionTrain, BatchNormBackward, Conv, ConvTranspose, ConvWgrad
-from fusec.ops.convolution import correlate, scatter
+from fusec.ops.convolution import correlate, flipped, scatter
 from fusec.ops.pointwise import CLASSES
 from fusec.ops.training import correlate_batch
 
@@ -102,6 +102,8 @@ def _window(call: CudnnCall) -> tuple[tuple[int, ...], tuple[int, ...], tuple[in
 
 def _conv_fprop(graph: CudnnGraph, call: CudnnCall, inputs: list[Buffer]) -> Buffer:
     x, w = (array.astype(np.float64) for array in inputs)
+    if call.attribute("flipped", False):
+        w = flipped(w)
     strides, pads, dilations = _window(call)
     return _sums(call, correlate(np, x, w, Conv(strides, pads, dilations, x.shape[1] // w.shape[1])))
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from fusec.ir import Op
 from fusec.ops.attention import Attention, Rotary
 from fusec.ops.attention_training import AttentionBackward, AttentionTrain
-from fusec.ops.convolution import Conv, ConvTranspose
+from fusec.ops.convolution import Conv, ConvTranspose, FlippedConv
 from fusec.ops.indexing import Cumulate, LinearScan, Scatter, TopK
 from fusec.ops.matmul import MatMul, PackedMatMul
 from fusec.ops.non_max_suppression import NonMaxSuppression
@@ -18,6 +18,8 @@ from fusec.ops.op_sets import (
     ATTENTION_OPS,
     CONVOLUTIONS,
     EPILOGUE_ANCHORS,
+    FORWARD_CONVOLUTIONS,
+    IMAGE_CONVOLUTIONS,
     LINEAR_OPS,
     PART_VIEWS,
     POINTWISE_OPS,
@@ -47,6 +49,7 @@ ALL: tuple[type[Op], ...] = (
     *CLASSES.values(),
     Cast,
     Conv,
+    FlippedConv,
     ConvTranspose,
     MatMul,
     PackedMatMul,
@@ -107,6 +110,8 @@ __all__ = [
     "CLASSES",
     "CONVOLUTIONS",
     "EPILOGUE_ANCHORS",
+    "FORWARD_CONVOLUTIONS",
+    "IMAGE_CONVOLUTIONS",
     "LINEAR_OPS",
     "PART_VIEWS",
     "POINTWISE_OPS",
@@ -130,6 +135,7 @@ __all__ = [
     "Cumulate",
     "Dilate",
     "Expand",
+    "FlippedConv",
     "Gather",
     "GridSample",
     "GroupNorm",

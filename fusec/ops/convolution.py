@@ -1,4 +1,4 @@
-"""Define convolution and transposed convolution in 1, 2 or 3 spatial dims; a bias is a separate add."""
+"""Define convolution, plain, flipped and transposed, in 1, 2 or 3 spatial dims; a bias is a separate add."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from fusec.ir import Array, Op, TensorType
+from fusec.ops.shape import Slice
 from fusec.ops.spec import product_dtype, require, require_arity, require_float, summed, widened
 
 IM2COL_BYTES = 1 << 26  # memory that a convolution may use in addition to its operands and result
@@ -29,23 +30,32 @@ class Conv(Op):
     name: ClassVar[str] = "conv"
 
     def infer(self, *operands: TensorType) -> tuple[TensorType, ...]:
-        require_arity(self.name, operands, 2)
-        x, w = operands
-        dtype = product_dtype(self.name, x, w)
-        _check_window(self.name, x, w, self.strides, self.pads, self.dilations)
-        require(self.groups >= 1, f"groups is {self.groups}")
-        require(
-            x.shape[1] == w.shape[1] * self.groups,
-            f"weight takes {w.shape[1] * self.groups} channels, x has {x.shape[1]} (groups={self.groups})",
-        )
-        require(w.shape[0] % self.groups == 0, f"{w.shape[0]} filters do not divide into {self.groups} groups")
-        spatial = windows_along(x.shape[2:], w.shape[2:], self.strides, self.pads, self.dilations)
-        n = x.rank - 2
-        check_padded(x, [i + p0 + p1 for i, p0, p1 in zip(x.shape[2:], self.pads[:n], self.pads[n:], strict=True)])
-        return (TensorType((x.shape[0], w.shape[0], *spatial), dtype, x.order),)
+        return _infer_convolution(self, operands)
 
     def reference(self, xp: Any, *operands: Array) -> tuple[Array, ...]:
         return (summed(lambda x, w: correlate(xp, x, w, self), *operands),)
+
+
+@dataclass(frozen=True)
+class FlippedConv(Op):
+    """Convolution in the mathematical sense: as `conv`, with filters reversed along each spatial dim."""
+
+    strides: tuple[int, ...]
+    pads: tuple[int, ...]
+    dilations: tuple[int, ...]
+    groups: int = 1
+    name: ClassVar[str] = "conv_flipped"
+
+    @property
+    def unflipped(self) -> Conv:
+        """The convolution that takes the reversed filters."""
+        return Conv(self.strides, self.pads, self.dilations, self.groups)
+
+    def infer(self, *operands: TensorType) -> tuple[TensorType, ...]:
+        return _infer_convolution(self, operands)
+
+    def reference(self, xp: Any, *operands: Array) -> tuple[Array, ...]:
+        return (summed(lambda x, w: correlate(xp, x, flipped(w), self.unflipped), *operands),)
 
 
 @dataclass(frozen=True)
@@ -90,6 +100,23 @@ class ConvTranspose(Op):
 
     def reference(self, xp: Any, *operands: Array) -> tuple[Array, ...]:
         return (widened(lambda x, w: scatter(xp, x, w, self), *operands),)
+
+
+def _infer_convolution(op: Conv | FlippedConv, operands: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
+    require_arity(op.name, operands, 2)
+    x, w = operands
+    dtype = product_dtype(op.name, x, w)
+    _check_window(op.name, x, w, op.strides, op.pads, op.dilations)
+    require(op.groups >= 1, f"groups is {op.groups}")
+    require(
+        x.shape[1] == w.shape[1] * op.groups,
+        f"weight takes {w.shape[1] * op.groups} channels, x has {x.shape[1]} (groups={op.groups})",
+    )
+    require(w.shape[0] % op.groups == 0, f"{w.shape[0]} filters do not divide into {op.groups} groups")
+    spatial = windows_along(x.shape[2:], w.shape[2:], op.strides, op.pads, op.dilations)
+    n = x.rank - 2
+    check_padded(x, [i + p0 + p1 for i, p0, p1 in zip(x.shape[2:], op.pads[:n], op.pads[n:], strict=True)])
+    return (TensorType((x.shape[0], w.shape[0], *spatial), dtype, x.order),)
 
 
 def _check_window(
@@ -150,6 +177,16 @@ def pad_spatial(xp: Any, x: Array, pads: Sequence[int], value: float = 0.0) -> A
         return x
     widths = [(0, 0), (0, 0), *zip(pads[:n], pads[n:], strict=True)]
     return xp.pad(x, widths, constant_values=value)
+
+
+def flipped(w: Array) -> Array:
+    """Return a view of filters[K, C, window…] that reverses each spatial dim."""
+    return w[(slice(None), slice(None), *[slice(None, None, -1)] * (w.ndim - 2))]
+
+
+def reversal(shape: Sequence[int]) -> Slice:
+    """Return the op that reverses each spatial dim of filters [K, C, window…] of this shape."""
+    return Slice((0, 0, *(size - 1 for size in shape[2:])), tuple(shape), (1, 1, *[-1] * (len(shape) - 2)))
 
 
 def correlate(xp: Any, x: Array, w: Array, op: Conv) -> Array:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fusec.ops.attention import Attention
 from fusec.ops.attention_training import AttentionBackward, AttentionTrain
-from fusec.ops.convolution import Conv, ConvTranspose
+from fusec.ops.convolution import Conv, ConvTranspose, FlippedConv
 from fusec.ops.matmul import MatMul
 from fusec.ops.normalization import InstanceNorm, LayerNorm, RmsNorm
 from fusec.ops.pointwise import CLASSES, Cast, Pointwise
@@ -18,8 +18,10 @@ ACTIVATION_GRADIENTS = tuple(  # the gradient of a result, times a function of t
     for name in ("relu", "leaky_relu", "sigmoid", "tanh", "elu", "gelu", "gelu_tanh", "softplus", "swish")
 )
 ATTENTION_OPS = (Attention, AttentionTrain, AttentionBackward)
-LINEAR_OPS = (Conv, ConvTranspose, MatMul)  # products of an image or rows with weights
-CONVOLUTIONS = (Conv, ConvTranspose, ConvWgrad)
+FORWARD_CONVOLUTIONS = (Conv, FlippedConv)  # that cuDNN's conv_fprop computes, in one of its two modes
+IMAGE_CONVOLUTIONS = (*FORWARD_CONVOLUTIONS, ConvTranspose)  # of an image and filters
+LINEAR_OPS = (*IMAGE_CONVOLUTIONS, MatMul)  # products of an image or rows with weights
+CONVOLUTIONS = (*IMAGE_CONVOLUTIONS, ConvWgrad)
 PRODUCTS = (*CONVOLUTIONS, MatMul)
 EPILOGUE_ANCHORS = (
     *PRODUCTS,

@@ -185,6 +185,8 @@ def _call(call: CudnnCall) -> str:
     attributes = {k: _literal(v) for k, v in call.attributes}
     match call.op:
         case "conv_fprop" | "conv_dgrad" | "conv_wgrad":
+            if attributes.pop("flipped", None):
+                attributes["convolution_mode"] = "cudnn._compiled_module.convolution_mode.CONVOLUTION"
             return _text(call.op, [], dict(zip(PORTS[call.op][0], operands, strict=True)) | attributes | compute)
         case "matmul" | "genstats":
             return _text(call.op, operands, compute)

@@ -115,12 +115,22 @@ def test_indexing_and_shapes(rng: np.random.Generator) -> None:
     assert_close(got, -special.log_softmax(logits, -1)[range(3), labels].mean(), 1e-6)
 
 
+def test_a_flipped_convolution_is_that_of_reversed_filters(rng: np.random.Generator) -> None:
+    x, w = (rng.standard_normal(shape).astype(np.float32) for shape in ((2, 4, 9), (6, 2, 3)))
+    options: dict[str, Any] = {"stride": 2, "padding": (1, 0), "groups": 2}
+    got = run(lambda a, f: a.builder.conv(a, f, **options, flipped=True), x, w)
+    plain = run(lambda a, f: a.builder.conv(a, f, **options), x, w)
+    assert_close(got, run(lambda a, f: a.builder.conv(a, f, **options), x, w[:, :, ::-1].copy()), 1e-6)
+    assert np.abs(got - plain).max() > 0.1
+
+
 def test_shapes_of_convolutions_and_pools() -> None:
     b = Builder()
     x = b.input("x", (2, 4, 9, 8))
     w = b.constant(np.ones((6, 2, 3, 3), np.float32))
     assert b.conv(x, w, stride=2, padding=1, groups=2).shape == (2, 6, 5, 4)
     assert b.conv(x, w, padding=(1, 0, 1, 2), groups=2).shape == (2, 6, 9, 8)
+    assert b.conv(x, w, padding=(1, 0, 1, 2), groups=2, flipped=True).shape == (2, 6, 9, 8)
     assert b.conv_transpose(x, b.constant(np.ones((4, 3, 2, 2), np.float32)), stride=2).shape == (2, 3, 18, 16)
     assert b.max_pool(x, 2).shape == (2, 4, 4, 4)
     assert b.avg_pool(x, 3, stride=1, padding=1).shape == x.shape

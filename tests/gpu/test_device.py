@@ -130,6 +130,53 @@ def test_a_whole_net(precision: str, tune: str, rtol: float, rng: np.random.Gene
     assert_close(got, want, rtol)
 
 
+def reversing(kind: str, dtype: str, rank: int, groups: int) -> Graph:
+    """A convolution whose filters each call gives, with a residual and an activation."""
+    b = fusec.Builder()
+    x = b.input("x", (2, 32, *(13, 12, 9)[:rank]), dtype)
+    w = b.input("w", (16, 32 // groups, *(3, 2, 3)[:rank]), dtype)
+    y = b.conv(x, w, stride=(2, 1, 1)[:rank], padding=1, groups=groups, flipped=True)
+    b.output(y=b.pointwise(kind, y + b.input("z", y.shape, dtype)))
+    return b.graph()
+
+
+@pytest.mark.parametrize("tune", ["none", "full"])  # full: every plan that is offered is compared with the simulator
+@pytest.mark.parametrize(
+    ("dtype", "precision", "rtol"),
+    [
+        ("f32", "fp32", 1e-5),
+        ("f32", "tf32", 2e-3),
+        ("f32", "fp16", 3e-3),
+        ("f16", "fp32", 3e-3),
+        ("bf16", "fp32", 2e-2),
+        ("f64", "fp32", 1e-12),
+    ],
+)
+@pytest.mark.parametrize(
+    ("rank", "groups", "kind"), [(1, 1, "relu"), (2, 1, "relu"), (2, 1, "gelu"), (2, 4, "relu"), (3, 1, "relu")]
+)
+def test_filters_of_a_call_are_reversed(
+    rank: int, groups: int, kind: str, dtype: str, precision: str, rtol: float, tune: str, rng: np.random.Generator
+) -> None:
+    graph = reversing(kind, dtype, rank, groups)
+    executable = fusec.compile(graph, precision=precision, tune=tune)
+    assert executable.device != "simulated"
+    feeds = {v.name: rng.standard_normal(v.type.shape).astype(v.type.dtype.numpy) for v in graph.inputs}
+    (want,) = evaluate(graph, feeds, precision=DType.F64).values()
+    assert np.linalg.norm(want) > 1.0
+    assert_close(np.asarray(executable(**feeds), np.float64), want, rtol)
+
+
+def test_eight_bit_filters_of_a_call_are_reversed(rng: np.random.Generator) -> None:
+    b = fusec.Builder()
+    x, w = b.input("x", (2, 32, 9, 8), "i8"), b.input("w", (16, 32, 3, 2), "i8")
+    b.output(y=b.conv(x, w, padding=1, flipped=True))
+    executable = fusec.compile(b.graph(), tune="none")
+    feeds = {v.name: rng.integers(-128, 128, v.type.shape).astype(np.int8) for v in b.graph().inputs}
+    (want,) = evaluate(b.graph(), feeds).values()
+    np.testing.assert_array_equal(np.asarray(executable(**feeds)), want)
+
+
 def test_arrays_on_the_device_stay_there(rng: np.random.Generator) -> None:
     import cupy
 

@@ -45,6 +45,32 @@ graph "b" (%x: f32[1,4,5,6,7]{0,2,3,4,1}) {
   %c = conv(%x, %w) {strides=[1,1,1], pads=[1,1,1,1,1,1], dilations=[1,1,1]} : f32[1,5,5,6,7]{0,2,3,4,1}
   return %c
 }""",
+    "conv of reversed filters in groups, with bias and relu": f"""
+graph "b" (%x: f32[1,6,12,11]{NHWC}, %w: f32[4,3,3,2]{NHWC}, %b: f32[1,4,1,1]) {{
+  %c = conv_flipped(%x, %w) {{strides=[2,1], pads=[1,0,2,1], dilations=[1,2], groups=2}} : f32[1,4,7,10]{NHWC}
+  %d = add(%c, %b) : f32[1,4,7,10]{NHWC}
+  %r = relu(%d) : f32[1,4,7,10]{NHWC}
+  return %r
+}}""",
+    "conv of reversed filters in 16 bits, with residual, bias and relu": f"""
+graph "b" (%x: f16[2,16,9,8]{NHWC}, %w: f16[8,16,3,3]{NHWC}, %z: f16[2,8,9,8]{NHWC}) {{
+  %b = constant weight("b") : f16[1,8,1,1]
+  %c = conv_flipped(%x, %w) {{{CONV}}} : f16[2,8,9,8]{NHWC}
+  %s = add(%c, %z) : f16[2,8,9,8]{NHWC}
+  %t = add(%s, %b) : f16[2,8,9,8]{NHWC}
+  %d = relu(%t) : f16[2,8,9,8]{NHWC}
+  return %d
+}}""",
+    "conv1d of reversed filters": """
+graph "b" (%x: f16[2,8,50]{0,2,1}, %w: f16[8,8,3]{0,2,1}) {
+  %c = conv_flipped(%x, %w) {strides=[1], pads=[1,2], dilations=[1]} : f16[2,8,51]{0,2,1}
+  return %c
+}""",
+    "conv3d of reversed filters": """
+graph "b" (%x: f32[1,4,5,6,7]{0,2,3,4,1}, %w: f32[5,4,3,2,3]{0,2,3,4,1}) {
+  %c = conv_flipped(%x, %w) {strides=[1,1,1], pads=[1,1,1,1,1,1], dilations=[1,1,1]} : f32[1,5,5,7,7]{0,2,3,4,1}
+  return %c
+}""",
     "transposed conv with output padding and groups": f"""
 graph "b" (%x: f32[2,6,5,5]{NHWC}) {{
   %w = constant weight("w") : f32[6,4,3,3]{NHWC}

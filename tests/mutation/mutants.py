@@ -498,8 +498,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "pad_value_ignored",
         "fold_pads",
         "passes/folding/fold_pads.py",
-        "if pad.value != 0 or not isinstance(node.op, Conv):",
-        "if not isinstance(node.op, Conv):",
+        "if pad.value != 0 or not isinstance(node.op, FORWARD_CONVOLUTIONS):",
+        "if not isinstance(node.op, FORWARD_CONVOLUTIONS):",
         "a pad of ones becomes one of zeros",
     ),
     _m(

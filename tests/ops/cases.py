@@ -9,6 +9,7 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+import scipy.signal
 from ops.onnx_oracle import Array, Oracle, onnx_op, run
 from ops.recurrent_cases import ends, onnxruntime_of, shapes, weights
 
@@ -32,6 +33,7 @@ from fusec.ops import (
     Cumulate,
     Dilate,
     Expand,
+    FlippedConv,
     Gather,
     GridSample,
     GroupNorm,
@@ -334,6 +336,40 @@ def conv(shapes: tuple[tuple[int, ...], ...], strides: tuple[int, ...], pads: tu
     return Case(Conv(strides, pads, dilations, groups), shapes, oracle, normal)
 
 
+def conv_flipped(
+    shapes: tuple[tuple[int, ...], ...],
+    strides: tuple[int, ...],
+    pads: tuple[int, ...],
+    dilations: tuple[int, ...],
+    groups: int = 1,
+) -> Case:
+    n = len(strides)
+
+    def oracle(x: Array, w: Array) -> list[Array]:
+        padded = np.pad(x.astype(np.float64), [(0, 0), (0, 0), *zip(pads[:n], pads[n:], strict=True)])
+        window = [d * (k - 1) + 1 for d, k in zip(dilations, w.shape[2:], strict=True)]
+        spread = np.zeros((*w.shape[:2], *window))
+        spread[(..., *(slice(None, None, d) for d in dilations))] = w
+        first = np.arange(w.shape[0]) // (w.shape[0] // groups) * w.shape[1]  # channel of each filter
+        sums = [
+            sum(scipy.signal.convolve(image[c + at], filters[at], "valid", "direct") for at in range(w.shape[1]))
+            for image in padded
+            for c, filters in zip(first, spread, strict=True)
+        ]
+        every = np.stack(sums).reshape(*x.shape[:1], *w.shape[:1], *np.shape(sums[0]))
+        return [every[(..., *(slice(None, None, s) for s in strides))].astype(np.result_type(x))]
+
+    return Case(FlippedConv(strides, pads, dilations, groups), shapes, oracle, normal)
+
+
+def conv_flipped_integer(shapes: tuple[tuple[int, ...], ...]) -> Case:
+    def oracle(x: Array, w: Array) -> list[Array]:
+        return run("ConvInteger", [x, np.ascontiguousarray(w[:, :, ::-1, ::-1])])
+
+    op = FlippedConv((1, 1), (0, 0, 0, 0), (1, 1))
+    return Case(op, shapes, oracle, integers(-128, 128, np.int8), False)
+
+
 def conv_integer(shapes: tuple[tuple[int, ...], ...], strides: tuple[int, ...], pads: tuple[int, ...]) -> Case:
     oracle = onnx_op("ConvInteger", strides=strides, pads=pads)
     return Case(Conv(strides, pads, (1,) * len(strides), 1), shapes, oracle, integers(-128, 128, np.int8), False)
@@ -513,6 +549,13 @@ OTHERS: dict[str, Sequence[Case]] = {
         conv(((1, 6, 5, 5), (6, 1, 3, 3)), (1, 1), (1, 1, 1, 1), groups=6),
         conv(((1, 2, 5, 6, 4), (3, 2, 2, 3, 1)), (1, 2, 1), (0, 1, 0, 1, 1, 2), dilations=(2, 1, 1)),
         conv_integer(((2, 40, 9, 7), (5, 40, 3, 2)), (2, 1), (1, 0, 2, 3)),
+    ],
+    "conv_flipped": [
+        conv_flipped(((2, 4, 9), (6, 4, 3)), (2,), (1, 0), (1,)),
+        conv_flipped(((2, 4, 9, 7), (6, 2, 3, 2)), (2, 1), (1, 0, 2, 3), (2, 1), 2),
+        conv_flipped(((1, 6, 5, 5), (6, 1, 3, 3)), (1, 1), (1, 1, 1, 1), (1, 1), 6),
+        conv_flipped(((1, 2, 5, 6, 4), (3, 2, 2, 3, 2)), (1, 2, 1), (0, 1, 0, 1, 1, 2), (2, 1, 1)),
+        conv_flipped_integer(((2, 5, 6, 7), (3, 5, 3, 2))),
     ],
     "conv_transpose": [
         conv_transpose(((2, 4, 5), (4, 3, 3)), (2,), (1, 0), output_padding=(1,)),

@@ -29,6 +29,7 @@ from fusec.ops import (
     Cumulate,
     Dilate,
     Expand,
+    FlippedConv,
     Gather,
     GridSample,
     GroupNorm,
@@ -72,6 +73,10 @@ def types(text: str) -> list[TensorType]:
 
 def conv(strides: Any = (1, 1), pads: Any = (0,) * 4, dilations: Any = (1, 1), groups: int = 1) -> Conv:
     return Conv(strides, pads, dilations, groups)
+
+
+def flipped(groups: int = 1) -> FlippedConv:
+    return FlippedConv((1, 1), (0,) * 4, (1, 1), groups)
 
 
 def transposed(extra: Any = (0, 0), groups: int = 1, pads: Any = (0,) * 4) -> ConvTranspose:
@@ -130,6 +135,11 @@ REFUSALS: list[tuple[Op, str, str]] = [
     (conv(groups=2), "f32[1,4,5,5] f32[3,2,3,3]", "3 filters do not divide into 2 groups"),
     (conv(), "f32[1,2,2,5] f32[2,2,3,3]", "a window of 3 (dilation 1) does not fit 2 padded by 0+0"),
     (conv(), "f32[1,2,5,5] f32[2,2,0,3]", "a window of 0 (dilation 1) does not fit 5 padded by 0+0"),
+    (flipped(), "f32[1,2,5,5]", "conv_flipped takes 2 operands, not 1"),
+    (flipped(), "i32[1,2,5,5] i32[2,2,3,3]", "conv_flipped takes floating-point or i8 operands, not i32"),
+    (flipped(), "f32[1,2] f32[2,2]", "conv_flipped takes 1 to 3 spatial dims, x has shape [1, 2]"),
+    (flipped(2), "f32[1,4,5,5] f32[3,2,3,3]", "3 filters do not divide into 2 groups"),
+    (flipped(), "f32[1,2,2,5] f32[2,2,3,3]", "a window of 3 (dilation 1) does not fit 2 padded by 0+0"),
     (transposed(), "f32[1,2,5,5]", "conv_transpose takes 2 operands, not 1"),
     (transposed(), "i8[1,2,5,5] i8[2,2,3,3]", "conv_transpose takes floating-point operands, not i8"),
     (transposed(), "f32[1,2] f32[2,2]", "conv_transpose takes 1 to 3 spatial dims, x has shape [1, 2]"),

@@ -70,7 +70,7 @@ def _operands(body: Graph) -> Iterator[tuple[str, Graph | None]]:
         if (value.node is not None and value.literal is None) or len(users) != 1 or value.type.size == 1:
             continue
         result = users[0].result.type
-        if users[0].op.name in ("conv", "conv_transpose", "matmul") or value.type.shape == result.shape:
+        if users[0].op.name in ("conv", "conv_flipped", "conv_transpose", "matmul") or value.type.shape == result.shape:
             continue
         name = quote(value.name)
         if len(value.type.shape) <= result.rank:

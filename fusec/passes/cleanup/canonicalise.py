@@ -16,6 +16,7 @@ from fusec.ops import Expand, Gather, Reshape, Slice, pw
 from fusec.ops.pointwise import CLASSES
 from fusec.passes.base import RulePass
 from fusec.passes.cleanup.reduced_dims import keep_reduced_dims
+from fusec.passes.cleanup.reverse_filters import reverse_filters
 from fusec.passes.cleanup.simplify import clip_nothing
 from fusec.passes.rewriting.derived_constants import EAGER_BYTES, derive
 from fusec.passes.rewriting.expression import Symbol, call, symbol
@@ -235,6 +236,7 @@ class Canonicalise(RulePass):
         _gather_one,
         _expand_operand,
         keep_reduced_dims,
+        reverse_filters,
         _relu_of_positive,
         relu_of_relu,
         clip_of_clip,

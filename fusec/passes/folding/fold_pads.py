@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from fusec.ir import Graph, Node, Value
-from fusec.ops import AvgPool, Conv, MaxPool, Pad, Slice, pw
+from fusec.ops import FORWARD_CONVOLUTIONS, AvgPool, MaxPool, Pad, Slice, pw
 from fusec.passes.base import RulePass
 from fusec.passes.rewriting.rewriter import NoMatch, local, single_use
 from fusec.passes.rewriting.value_facts import never_negative
@@ -38,10 +38,10 @@ def _sum(a: Sequence[int], b: Sequence[int]) -> tuple[int, ...]:
     return tuple(x + y for x, y in zip(a, b, strict=True))
 
 
-@local("conv", equation="conv(pad(x, p, 0), w, pads=q) = conv(x, w, pads=p+q)")
+@local("conv", "conv_flipped", equation="conv(pad(x, p, 0), w, pads=q) = conv(x, w, pads=p+q)")
 def _pad_into_conv(graph: Graph, node: Node) -> Value | None:
     x, pad, pads = _spatial_padding(node)
-    if pad.value != 0 or not isinstance(node.op, Conv):
+    if pad.value != 0 or not isinstance(node.op, FORWARD_CONVOLUTIONS):
         raise NoMatch("not padded with zeros", node.operands[0])
     wider = replace(node.op, pads=_sum(node.op.pads, pads))
     return graph.add(wider, x, node.operands[1], before=node)
@@ -86,7 +86,7 @@ def _slice_into_conv(graph: Graph, node: Node) -> Value | None:
     cut, total = node.op, node.operands[0]
     bias, convolved = _without_bias(total)
     conv = convolved.node
-    if not isinstance(cut, Slice) or conv is None or not isinstance(conv.op, Conv):
+    if not isinstance(cut, Slice) or conv is None or not isinstance(conv.op, FORWARD_CONVOLUTIONS):
         raise NoMatch("no slice of a convolution", total)
     if not single_use(total) or not single_use(convolved):
         raise NoMatch("used elsewhere too", total)

@@ -14,9 +14,8 @@ from __future__ import annotations
 from fusec.ir import Constant, Graph, Node, TensorType, Value, channels_last
 from fusec.ops import (
     CONVOLUTIONS,
+    IMAGE_CONVOLUTIONS,
     Cast,
-    Conv,
-    ConvTranspose,
     MatMul,
     Pad,
     Pointwise,
@@ -106,7 +105,7 @@ def _filter_shapes(graph: Graph) -> set[tuple[int, ...]]:
     """
     shapes: set[tuple[int, ...]] = set()
     for node in graph.nodes:
-        if isinstance(node.op, (Conv, ConvTranspose)) and node.result.type.rank >= 4:
+        if isinstance(node.op, IMAGE_CONVOLUTIONS) and node.result.type.rank >= 4:
             value = node.operands[1]
             shapes.add(value.type.shape)
             while value.node is not None and isinstance(value.node.op, (Cast, Pad)):

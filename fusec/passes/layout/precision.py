@@ -16,12 +16,12 @@ import numpy as np
 
 from fusec.ir import BYTES, Array, Constant, DType, Graph, Literal, Node, Op, Return, Value
 from fusec.ops import (
+    FORWARD_CONVOLUTIONS,
     AttentionBackward,
     AttentionTrain,
     BatchNormBySums,
     Cast,
     ChannelSums,
-    Conv,
     MatMul,
     PackedMatMul,
     Pointwise,
@@ -101,7 +101,7 @@ def between_bytes(graph: Graph) -> set[Value]:
         constants = sum(v.literal is not None for v in node.operands)
         if isinstance(node.op, Cast):
             source = node.operands[0]
-            product = source.node is not None and isinstance(source.node.op, (Conv, MatMul))
+            product = source.node is not None and isinstance(source.node.op, (*FORWARD_CONVOLUTIONS, MatMul))
             if source.type.dtype is DType.I32 and product:
                 sums.add(node.result)
             if source.type.dtype in (*BYTES, DType.F8E4M3):

@@ -15,6 +15,7 @@ from fusec.lower_cudnn import WITHOUT
 from fusec.ops import (
     ATTENTION_OPS,
     EPILOGUE_ANCHORS,
+    FORWARD_CONVOLUTIONS,
     POINTWISE_OPS,
     STRIDED_VIEWS,
     BatchNormBackward,
@@ -145,7 +146,7 @@ class Grower:
         if isinstance(op, MatMul):
             self._sibling(candidate, anchor)
         candidate.core = len(candidate.nodes)
-        if isinstance(op, (Conv, MatMul)):
+        if isinstance(op, (*FORWARD_CONVOLUTIONS, MatMul)):
             self._prologue(candidate, anchor)
         return candidate
 
@@ -306,7 +307,7 @@ class Grower:
     def _prologue(self, candidate: Candidate, anchor: int) -> None:
         """Add one sequence of ops before the image of a convolution, or before each operand of a matmul."""
         node = self.wiring.nodes[anchor]
-        is_conv = isinstance(node.op, Conv)
+        is_conv = isinstance(node.op, FORWARD_CONVOLUTIONS)
         inside = set(candidate.nodes)
         for operand in node.operands[:1] if is_conv else node.operands:
             kind, value = operand.type, operand

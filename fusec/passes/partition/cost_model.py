@@ -9,13 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from fusec.ir import DType, Node, Op
+from fusec.ir import DType, Node
 from fusec.ops import (
+    FORWARD_CONVOLUTIONS,
+    IMAGE_CONVOLUTIONS,
     Attention,
     AttentionBackward,
     AttentionTrain,
     ChannelSums,
-    Conv,
     ConvTranspose,
     ConvWgrad,
     MatMul,
@@ -32,7 +33,7 @@ from fusec.targets.target import Target
 DEPTHWISE_FUSED = 3.68 / 0.280
 # 32x64x56x56, 1x1 to 256, residual, bias, relu: best precompiled plan 0.0446 ms, without those 0.0511 ms.
 RUNTIME_COMPILED = 0.0511 / 0.0446
-PENALISED: tuple[type[Op], ...] = (Conv, ConvTranspose)  # whose time depends on the engines that cuDNN offers
+PENALISED = IMAGE_CONVOLUTIONS  # whose time depends on the engines that cuDNN offers
 _PEAKS = {DType.F16: "fp16", DType.BF16: "bf16", DType.I8: "fp16", DType.F8E4M3: "fp16"}
 BYTE_RATE = 2  # tensor cores multiply numbers of 8 bits twice as fast as fp16 (data sheets of all targets)
 
@@ -95,7 +96,7 @@ def is_fast(verdict: Legal) -> bool:
 
 def is_depthwise(node: Node) -> bool:
     """Tell if a convolution has one group per channel."""
-    return isinstance(node.op, (Conv, ConvTranspose)) and node.op.groups == node.operands[0].type.shape[1] > 1
+    return isinstance(node.op, IMAGE_CONVOLUTIONS) and node.op.groups == node.operands[0].type.shape[1] > 1
 
 
 def flops(node: Node) -> int:
@@ -103,7 +104,7 @@ def flops(node: Node) -> int:
     if isinstance(node.op, Pointwise):
         return 0
     size = sum(v.type.size for v in node.results)
-    if isinstance(node.op, Conv):
+    if isinstance(node.op, FORWARD_CONVOLUTIONS):
         return 2 * size * math.prod(node.operands[1].type.shape[1:])
     if isinstance(node.op, ConvTranspose):
         return 2 * node.operands[0].type.size * math.prod(node.operands[1].type.shape[1:])

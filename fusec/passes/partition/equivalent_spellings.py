@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from fusec.ir import HALVES, DType, Graph, Node, Value
-from fusec.ops import Cast, Conv, ConvTranspose, Pointwise, Reshape, pw
+from fusec.ops import FORWARD_CONVOLUTIONS, IMAGE_CONVOLUTIONS, Cast, Pointwise, Reshape, pw
 from fusec.passes.partition.halves_spelling import in_halves
 from fusec.passes.partition.product_as_convolution import as_convolution, respelled_constant
 from fusec.passes.partition.tanh_spelling import gelu_by_tanh, swish_by_tanh
@@ -164,8 +164,8 @@ def spelled(body: Graph, name: str) -> Graph | None:
 
 
 def _convolution(graph: Graph) -> Node:
-    found = [n for n in graph.nodes if isinstance(n.op, (Conv, ConvTranspose))]
-    if len(found) != 1 or not isinstance(found[0].op, Conv):
+    found = [n for n in graph.nodes if isinstance(n.op, IMAGE_CONVOLUTIONS)]
+    if len(found) != 1 or not isinstance(found[0].op, FORWARD_CONVOLUTIONS):
         raise NoMatch("not one convolution")
     return found[0]
 

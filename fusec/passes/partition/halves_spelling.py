@@ -6,7 +6,7 @@ Numbers of 8 bits are exact in fp16, and so are their products in fp32. Sums of 
 from __future__ import annotations
 
 from fusec.ir import DType, Graph, Node, Value
-from fusec.ops import Cast, Conv, MatMul
+from fusec.ops import FORWARD_CONVOLUTIONS, Cast, MatMul
 from fusec.ops.matmul import SUMMED_IN
 from fusec.passes.partition.product_as_convolution import respelled_constant
 from fusec.passes.rewriting.rewriter import NoMatch, on_copy, single_use
@@ -15,7 +15,7 @@ from fusec.passes.rewriting.rewriter import NoMatch, on_copy, single_use
 @on_copy
 def in_halves(graph: Graph) -> None:
     """cast(product of i8, f32) -> cast(product of cast(i8, f16), f32), and f8e4m3. Weights are cast at compile time."""
-    found = [node for node in graph.nodes if isinstance(node.op, (Conv, MatMul))]
+    found = [node for node in graph.nodes if isinstance(node.op, (*FORWARD_CONVOLUTIONS, MatMul))]
     if len(found) != 1 or found[0].operands[0].type.dtype not in SUMMED_IN:
         raise NoMatch("not one product of 8-bit numbers")
     (product,) = found

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from fusec.ir import Graph, Node, Value
-from fusec.ops import Conv, ConvTranspose, MatMul
+from fusec.ops import FORWARD_CONVOLUTIONS, IMAGE_CONVOLUTIONS, Conv, ConvTranspose, FlippedConv, MatMul
 from fusec.passes.rewriting.derived_constants import along, derive, overflows, product
 
 Vector = np.ndarray[Any, Any]
@@ -24,7 +24,7 @@ def scale_outputs(graph: Graph, node: Node, factor: Vector, axis: int, before: N
     if place is None:
         return None
     op, weight = node.op, node.operands[place]
-    if isinstance(op, Conv):
+    if isinstance(op, FORWARD_CONVOLUTIONS):
         shaped = along(factor, weight.type.rank, 0)
     elif isinstance(op, ConvTranspose):
         shaped = _transposed_filters(op, weight, factor)
@@ -43,7 +43,7 @@ def scale_inputs(graph: Graph, node: Node, x: Value, factor: Vector, before: Nod
     """
     op, weight = node.op, node.operands[1]
     rank = weight.type.rank
-    if isinstance(op, Conv):
+    if isinstance(op, Conv | FlippedConv):
         filters = factor.reshape(op.groups, 1, -1)
         shape = (op.groups, weight.type.shape[0] // op.groups, weight.type.shape[1])
         shaped = np.broadcast_to(filters, shape).reshape(*weight.type.shape[:2], *[1] * (rank - 2))
@@ -70,7 +70,7 @@ def weight_place(node: Node, axis: int) -> int | None:
     Weights in 8 bits take no factor, because they would be rounded again.
     """
     op, rank = node.op, node.result.type.rank
-    if isinstance(op, Conv | ConvTranspose):
+    if isinstance(op, IMAGE_CONVOLUTIONS):
         return 1 if axis == 1 and node.operands[1].literal is not None else None
     assert isinstance(op, MatMul)
     place = {rank - 1: 1, rank - 2: 0}.get(axis)

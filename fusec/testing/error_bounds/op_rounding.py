@@ -32,7 +32,7 @@ _SINGLE = frozenset(
     )
 )
 # Sums of products: exact if the operands are small multiples of a power of two.
-_SUMS = frozenset({"conv", "conv_transpose", "conv_wgrad", "matmul", "add_square"})
+_SUMS = frozenset({"conv", "conv_flipped", "conv_transpose", "conv_wgrad", "matmul", "add_square"})
 # An infinite result of these ops need not be an overflow.
 POLES = frozenset(
     (
@@ -42,7 +42,7 @@ POLES = frozenset(
         *("attention", "attention_train", "attention_backward"),
     )
 )
-PRODUCTS = frozenset({"conv", "conv_transpose", "conv_wgrad", "matmul"})
+PRODUCTS = frozenset({"conv", "conv_flipped", "conv_transpose", "conv_wgrad", "matmul"})
 
 # Gradients of functions whose slope tends to zero.
 FADING = frozenset(f"{name}_backward" for name in ("gelu", "gelu_tanh", "sigmoid", "tanh", "softplus", "swish"))
@@ -239,7 +239,7 @@ def _filter_terms(op: Any, shapes: Shapes) -> int:
 
 # terms that one element of the result adds up, from the op and the shapes of its operands; 1 for other ops
 _SUM_LENGTHS: Mapping[str, Callable[[Any, Shapes], int]] = {
-    "conv": lambda op, shapes: math.prod(shapes[1][1:]),
+    **dict.fromkeys(("conv", "conv_flipped"), lambda op, shapes: math.prod(shapes[1][1:])),
     "conv_transpose": _filter_terms,
     "conv_wgrad": _filter_terms,
     "matmul": lambda op, shapes: shapes[0][-1],

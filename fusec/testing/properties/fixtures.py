@@ -21,8 +21,8 @@ from fusec.passes import EARLY_PASSES, PIPELINE
 from fusec.passes.base import Options, Pass, run
 from fusec.passes.layout.io_layout import insert_interface_copies
 from fusec.passes.partition import partition
-from fusec.passes.partition.attention_fallback import expand_refused_attention
 from fusec.passes.partition.concat_in_place import concat_in_place
+from fusec.passes.partition.refused_ops import expand_refused
 from fusec.passes.partition.strict_rounding import StrictRounding
 from fusec.reference import evaluate, evaluate_node
 from fusec.schedule.program import Partition, Program
@@ -166,7 +166,7 @@ def compile_once(graph: Graph, case: Case, optimised: Graph | None = None) -> Co
         insert_interface_copies(graph, options)
         return partition(graph, judge, target)
 
-    program = expand_refused_attention(partition_graph(optimised), before_layout, partition_graph, judge, options)
+    program = expand_refused(partition_graph(optimised), before_layout, partition_graph, judge, options)
     program = concat_in_place(program, judge, options, min_row_bytes=1)  # because the graphs are small
     return Compiled(graph, program, target, options, judge)
 

@@ -266,7 +266,11 @@ def _overlap(forks: list[set[Value]]) -> bool:
 
 def _broadcasts(node: Node) -> bool:
     shapes = {v.type.shape for v in node.operands}
-    return len(shapes) > 1 and len(node.results) == 1 and node.op.name not in ("conv", "matmul", "gather", "concat")
+    return (
+        len(shapes) > 1
+        and len(node.results) == 1
+        and node.op.name not in ("conv", "conv_flipped", "matmul", "gather", "concat")
+    )
 
 
 def _wrapped(title: str, words: list[str]) -> list[str]:

@@ -18,6 +18,7 @@ from fusec.ops import (
     Conv,
     ConvTranspose,
     ConvWgrad,
+    FlippedConv,
     MatMul,
     PackedMatMul,
     Recurrent,
@@ -198,6 +199,8 @@ def _windows(dtype: DType) -> Iterator[Row]:
     filters = weights[:, :1].copy()
     filters[:, 0, 1, 1] = values
     yield row(f"conv edge depthwise {dtype.value}", "conv", [ones, filters], added(Conv(*WIDE, 16)), **ends)
+    computed: Any = {"orders": {0: NHWC, 1: NHWC}, "labels": labels}
+    yield row(f"conv_flipped {dtype.value}", "conv_flipped", [spots, weights], added(FlippedConv(*WIDE)), **computed)
     back = ConvTranspose((1, 1), (1, 1, 1, 1), (1, 1), (0, 0))
     yield row(f"conv_transpose {dtype.value}", "conv_transpose", [spots, weights], added(back), **known)
     stride = ConvTranspose((2, 2), (0, 0, 0, 0), (1, 1), (0, 0))

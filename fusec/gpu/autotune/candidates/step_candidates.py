@@ -15,7 +15,7 @@ from fusec.gpu.kernels.attention.cached.match_cached import is_cached_attention,
 from fusec.gpu.kernels.product.integer_product import uses_no_tensor_cores
 from fusec.gpu.kernels.product.row_norm import MAX_STREAMED, begins_few_rows
 from fusec.ir import BYTES, Graph, Node
-from fusec.ops import PRODUCTS, ChannelSums, Conv, MatMul, PackedMatMul, Pointwise, Reduce
+from fusec.ops import FORWARD_CONVOLUTIONS, PRODUCTS, ChannelSums, MatMul, PackedMatMul, Pointwise, Reduce
 from fusec.ops.matmul import SUMMED_IN
 from fusec.passes.partition.cost_model import flops, is_depthwise, is_fast
 from fusec.passes.partition.equivalent_spellings import IN_HALVES, UNPACKED, faster_spellings, spelled, spellings
@@ -79,7 +79,7 @@ def _may_win_in_halves(step: Partition, has_kernel: bool) -> bool:
     """
     products = [node for node in step.nodes if isinstance(node.op, PRODUCTS)]
     is_small = sum(map(flops, products)) <= HALVES_FLOPS
-    if any(isinstance(node.op, Conv) for node in products):
+    if any(isinstance(node.op, FORWARD_CONVOLUTIONS) for node in products):
         is_pixelwise = all(math.prod(node.operands[1].type.shape[2:]) == 1 for node in products)
         return is_pixelwise and is_small and not has_kernel
     return is_small or not (has_kernel or any(node.operands[0].type.dtype not in BYTES for node in products))

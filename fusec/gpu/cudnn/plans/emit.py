@@ -23,6 +23,7 @@ DTYPES: dict[DType, Any] = {
     DType.F8E4M3: cudnn.data_type.FP8_E4M3,
     DType.BOOL: cudnn.data_type.BOOLEAN,
 }
+MODES: Any = cudnn._compiled_module.convolution_mode  # which the package does not export
 
 # The frontend's pointwise methods, with the number of tensors that they take. CudnnCall lists the tensors in the order
 # of their parameters: (loss, input) for backward modes, (where true, where false, mask) for binary_select.
@@ -87,9 +88,19 @@ def emit(graph: CudnnGraph, *, handle: Any = None, target: Target | None = None,
     return g
 
 
+def _keywords(call: CudnnCall) -> dict[str, Any]:
+    """Return the attributes of a call as the frontend's methods take them."""
+    given = {k: list(v) if isinstance(v, tuple) else v for k, v in call.attributes}
+    if given.pop("flipped", False):
+        given["convolution_mode"] = MODES.CONVOLUTION
+    if "beta" in given:  # only swish has one
+        given["swish_beta"] = given.pop("beta")
+    return given
+
+
 def _call(g: Any, call: CudnnCall, inputs: list[Any]) -> Any:
     compute = DTYPES[call.compute]
-    attributes = {k: list(v) if isinstance(v, tuple) else v for k, v in call.attributes}
+    attributes = _keywords(call)
     inference = cudnn.norm_forward_phase.INFERENCE
     match call.op:
         case "conv_fprop":
@@ -112,8 +123,6 @@ def _call(g: Any, call: CudnnCall, inputs: list[Any]) -> Any:
             named = dict(zip(PORTS[call.op][0], inputs, strict=False))
             return g.sdpa_backward(**named, compute_data_type=compute, **attributes)
         case "pointwise":
-            if "beta" in attributes:  # only swish has one
-                attributes["swish_beta"] = attributes.pop("beta")
             if POINTWISE.get(call.mode) != len(inputs):
                 raise LoweringError(f"cuDNN has no pointwise mode {call.mode!r} of {len(inputs)} operands")
             return getattr(g, call.mode)(*inputs, compute_data_type=compute, **attributes)

@@ -15,6 +15,7 @@ DRAWS: Mapping[str, Draw] = {
     **{name: pointwise.drawing(name) for name in CLASSES},
     "cast": pointwise.cast,
     "conv": windows.conv,
+    "conv_flipped": windows.conv_flipped,
     "conv_transpose": windows.conv_transpose,
     "matmul": products.matmul,
     "packed_matmul": products.packed_matmul,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fusec.ir import DType, TensorType, Value
-from fusec.ops import AvgPool, Cast, Conv, ConvTranspose, ConvWgrad, MaxPool, MaxPoolBackward, MaxPoolTrain
+from fusec.ops import AvgPool, Cast, Conv, ConvTranspose, ConvWgrad, FlippedConv, MaxPool, MaxPoolBackward, MaxPoolTrain
 from fusec.ops.convolution import windows_along
 from fusec.ops.pooling import Pool
 from fusec.testing.generators.graph_builder import Draw, RandomGraph, Unfit
@@ -40,7 +40,13 @@ def window(b: RandomGraph, sizes: Sequence[int], pads_below_window: bool = False
     return tuple(kernel), strides, (*starts, *ends), tuple(dilations)
 
 
-def convolve(b: RandomGraph, x: Value, filters: int = 0, keep_size: bool = False) -> Value:
+def convolve(
+    b: RandomGraph,
+    x: Value,
+    filters: int = 0,
+    keep_size: bool = False,
+    kind: type[Conv] | type[FlippedConv] = Conv,
+) -> Value:
     """Draw a convolution of an image. `keep_size`: the result has the spatial size of the image."""
     channels, spatial = x.type.shape[1], x.type.shape[2:]
     n = len(spatial)
@@ -55,8 +61,9 @@ def convolve(b: RandomGraph, x: Value, filters: int = 0, keep_size: bool = False
     if math.prod(shape) > 1500:
         raise Unfit("too many weights")
     type = TensorType(shape, x.type.dtype)
-    weight = b.fresh(type) if b.chance(8) else b.constant(shape, x.type.dtype)
-    return b.add(Conv(strides, pads, dilations, groups), x, weight)
+    # constant filters are reversed at compile time; then little is left to test
+    weight = b.fresh(type) if b.chance(8 if kind is Conv else 70) else b.constant(shape, x.type.dtype)
+    return b.add(kind(strides, pads, dilations, groups), x, weight)
 
 
 def conv(b: RandomGraph) -> None:
@@ -64,6 +71,10 @@ def conv(b: RandomGraph) -> None:
     if b.chance(8):  # exact sums of 8-bit integers
         image = b.fresh(TensorType(image.type.shape, DType.I8))
     convolve(b, image)
+
+
+def conv_flipped(b: RandomGraph) -> None:
+    convolve(b, b.image(), kind=FlippedConv)
 
 
 def conv_transpose(b: RandomGraph) -> None:

@@ -197,7 +197,7 @@ def test_level_quick_compiles_no_plan_of_a_convolution_with_precompiled_ones(
 ) -> None:
     shapes = {1: (1, 64, 8, 8), 2: (64, channels, 1, 1), 3: (1, 64, 8, 8)}
     tensors = tuple(CudnnTensor(uid, dims, (dims[1], 1, dims[1], dims[1]), dtype) for uid, dims in shapes.items())
-    window = tuple((name, (size, size)) for name, size in zip(PORTS["conv_fprop"][2], (0, 0, 1, 1), strict=True))
+    window = tuple((name, (size, size)) for name, size in zip(PORTS["conv_dgrad"][2], (0, 0, 1, 1), strict=True))
     convolution = CudnnGraph(tensors, (CudnnCall("conv_fprop", (1, 2), (3,), attributes=window),))
     for level in ("quick", "full"):
         table = Table({8: [10.0, 9.0, 8.0]}, noise=0.0, compiled=frozenset({1, 2}), engines={0: first})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -89,6 +90,14 @@ def test_an_asymmetric_window_has_different_sides() -> None:
     tensors = (image(1, (1, 6, 12, 11)), image(2, (4, 3, 3, 2)), image(3, (1, 4, 7, 10)))
     node = check(CudnnGraph(tensors, (CudnnCall("conv_fprop", (1, 2), (3,), attributes=window),)))["nodes"][0]
     assert {k: tuple(node[k]) for k, _ in window} == dict(window)
+
+
+def test_flipped_filters_are_a_mode_of_the_convolution() -> None:
+    plain = conv("z", "relu")
+    first = replace(plain.calls[0], attributes=(*WINDOW, ("flipped", True)))
+    node = check(replace(plain, calls=(first, *plain.calls[1:])))["nodes"][0]
+    assert node["math_mode"] == "CONVOLUTION" and {k: tuple(node[k]) for k, _ in WINDOW} == dict(WINDOW)
+    assert check(plain)["nodes"][0]["math_mode"] == "CROSS_CORRELATION"
 
 
 def test_transposed_convolution() -> None:
