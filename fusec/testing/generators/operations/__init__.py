@@ -16,6 +16,7 @@ DRAWS: Mapping[str, Draw] = {
     "cast": pointwise.cast,
     "conv": windows.conv,
     "conv_transpose": windows.conv_transpose,
+    "deform_conv": windows.deform_conv,
     "matmul": products.matmul,
     "packed_matmul": products.packed_matmul,
     "attention": products.attention,
