@@ -114,7 +114,10 @@ WITHOUT: Mapping[str, str] = {
     **dict.fromkeys(("reshape", "transpose", "relayout"), "a view; it becomes strides where no copy is needed"),
     **dict.fromkeys(("expand", "concat", "split", "slice", "pad", "dilate", "gather"), _MOVES),
     "resize": "cuDNN plans no upsampling",
-    **dict.fromkeys(("grid_sample", "roi_align", "roi_pool"), "cuDNN graphs cannot read at places that a tensor gives"),
+    **dict.fromkeys(
+        ("grid_sample", "roi_align", "roi_pool", "deform_conv"),
+        "cuDNN graphs cannot read at places that a tensor gives",
+    ),
     **dict.fromkeys(
         ("top_k", "non_max_suppression"),
         "cuDNN graphs cannot sort",

@@ -19,6 +19,7 @@ from fusec.ops import (
     Conv,
     ConvWgrad,
     Cumulate,
+    DeformConv,
     Gather,
     GridSample,
     GroupNorm,
@@ -265,6 +266,17 @@ def regions(g: Graph, x: Value) -> Value:
     return g.add(RoiAlign((7, 7), 2), x, rois, g.constant(np.zeros(1000, np.int64)))
 
 
+def deformable(filters: int, channels: int) -> Callable[..., Value]:
+    """Make a deformable convolution with a mask, and its bias."""
+
+    def make(g: Graph, x: Value, offset: Value, mask: Value) -> Value:
+        w = g.constant(np.full((filters, channels, 3, 3), 0.01, np.float16))
+        bias = g.constant(np.linspace(0, 1, filters).astype(np.float16).reshape(-1, 1, 1))
+        return g.add(pw("add"), g.add(DeformConv((1, 1), (1,) * 4, (1, 1)), x, w, offset, mask), bias)
+
+    return make
+
+
 def bytes_last(*shape: int) -> TensorType:
     return TensorType(shape, I8, channels_last(len(shape)))
 
@@ -474,6 +486,10 @@ CASES: dict[str, tuple[Sequence[TensorType], Callable[..., Any]]] = {
     "grid sample, 8x64x128x128": (
         [rows(8, 64, 128, 128), rows(8, 128, 128, 2)],
         lambda g, *v: g.add(GridSample(), *v),
+    ),
+    "deformable conv 3x3, 4x256x64x64": (
+        [nhwc(4, 256, 64, 64), nhwc(4, 18, 64, 64), nhwc(4, 9, 64, 64)],
+        deformable(256, 256),
     ),
     "roi align 7x7, 1000 of 1x256x50x68": ([rows(1, 256, 50, 68)], regions),
 }

@@ -35,6 +35,7 @@ from fusec.ops import (
     Cast,
     ConvTranspose,
     ConvWgrad,
+    DeformConv,
     Gather,
     MatMul,
     PackedMatMul,
@@ -276,6 +277,8 @@ def _arithmetic(nodes: Sequence[Node], stored: DType) -> float:
 
 def _sum_length(node: Node) -> int:
     """Return the number of terms that one element of the result adds up."""
+    if isinstance(node.op, DeformConv):  # of each element of a window four pixels
+        return 4 * math.prod(node.operands[1].type.shape[1:])
     if isinstance(node.op, IMAGE_CONVOLUTIONS):
         return math.prod(node.operands[1].type.shape[1:]) * (
             node.operands[1].type.shape[0] if isinstance(node.op, ConvTranspose) else 1

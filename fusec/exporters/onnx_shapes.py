@@ -13,7 +13,7 @@ from fusec.errors import LoweringError
 from fusec.exporters.onnx_element_types import ELEMENT_TYPES
 from fusec.exporters.onnx_emit import Export, Exporter, cast_to, formula, operator
 from fusec.ir import DType, Node, print_node
-from fusec.ops import Dilate, GridSample, NonMaxSuppression, Resize, RoiAlign, RoiPool
+from fusec.ops import DeformConv, Dilate, GridSample, NonMaxSuppression, Resize, RoiAlign, RoiPool
 
 
 def _slice(e: Exporter, node: Node, x: str) -> str:
@@ -80,6 +80,19 @@ def _grid_sample(e: Exporter, node: Node, x: str, grid: str) -> str:
         grid = e.op("Add", grid, e.initializer(shift, e.fresh("shift")))
     centres = int(op.coordinates == "centres")
     return e.op("GridSample", x, grid, mode=op.mode, padding_mode=op.padding, align_corners=centres)
+
+
+def _deform_conv(e: Exporter, node: Node, *operands: str) -> str:
+    op, (x, w, offset, *mask) = cast(DeformConv, node.op), operands
+    return e.op(
+        "DeformConv",
+        *(x, w, offset, *(["", *mask] if mask else [])),
+        strides=op.strides,
+        pads=op.pads,
+        dilations=op.dilations,
+        group=op.groups,
+        offset_group=op.offset_groups,
+    )
 
 
 def _roi_align(e: Exporter, node: Node, x: str, rois: str, batches: str) -> str:
@@ -187,6 +200,7 @@ SHAPES: Mapping[str, Export] = {
     "dilate": formula(_dilate),
     "resize": formula(_resize),
     "grid_sample": formula(_grid_sample),
+    "deform_conv": formula(_deform_conv),
     "roi_align": formula(_roi_align),
     "roi_pool": formula(_roi_pool),
     "top_k": _top_k,

@@ -9,7 +9,7 @@ import numpy as np
 
 from fusec.builder import Tensor
 from fusec.gradients.core import BackwardStep, Rule, by_formula
-from fusec.ops import Gather, GridSample, RoiAlign, RoiPool
+from fusec.ops import DeformConv, Gather, GridSample, RoiAlign, RoiPool
 from fusec.ops.sampling import cubic
 
 Tap = tuple[Tensor, Tensor]  # coordinates along one dim, and their weights
@@ -76,6 +76,27 @@ def _limited(at: Tensor, size: int) -> Tensor:
     b = at.builder
     known = b.where(at.pointwise("is_nan"), 0.0, at)
     return known.pointwise("clip", min=0.0, max=float(size - 1))
+
+
+def _deform_conv(step: BackwardStep, x: Tensor, w: Tensor, offset: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Express the op by a grid_sample of all elements of all windows, and a product with the filters."""
+    op: DeformConv = step.op
+    b, (batch, channels, *image), (filters, of_group, *window) = step.b, x.shape, w.shape
+    taps, out, images = math.prod(window), offset.shape[2:], batch * op.offset_groups
+    moves = offset.reshape(images, taps, 2, *out)
+    tap, places = np.indices(window).reshape(2, taps), np.indices(out)
+    along: list[Tensor] = []
+    for d in (1, 0):  # a grid has the last dim first
+        start = places[d] * op.strides[d] - op.pads[d] + tap[d].reshape(taps, 1, 1) * op.dilations[d]
+        along.append((moves[:, :, d] + b.constant(start, x.dtype)).reshape(images, taps * out[0], out[1], 1))
+    grid = b.concat(along, -1)
+    read = b.apply(
+        GridSample("linear", "zeros", "pixels"), x.reshape(images, channels // op.offset_groups, *image), grid
+    )
+    if mask is not None:
+        read = read * mask.reshape(images, 1, taps * out[0], out[1])
+    read = read.reshape(batch, op.groups, of_group * taps, math.prod(out))
+    return (w.reshape(1, op.groups, filters // op.groups, of_group * taps) @ read).reshape(batch, filters, *out)
 
 
 def _roi_align(step: BackwardStep, x: Tensor, rois: Tensor, batches: Tensor) -> Tensor:
@@ -147,6 +168,7 @@ def _rounded(x: Tensor) -> Tensor:
 
 RULES: dict[str, Rule] = {
     "grid_sample": by_formula(_grid_sample),
+    "deform_conv": by_formula(_deform_conv),
     "roi_align": by_formula(_roi_align),
     "roi_pool": by_formula(_roi_pool),
 }

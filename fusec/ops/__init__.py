@@ -8,6 +8,7 @@ from fusec.ir import Op
 from fusec.ops.attention import Attention, Rotary
 from fusec.ops.attention_training import AttentionBackward, AttentionTrain
 from fusec.ops.convolution import Conv, ConvTranspose, FlippedConv
+from fusec.ops.deform_conv import DeformConv
 from fusec.ops.indexing import Cumulate, LinearScan, Scatter, TopK
 from fusec.ops.matmul import MatMul, PackedMatMul
 from fusec.ops.non_max_suppression import NonMaxSuppression
@@ -51,6 +52,7 @@ ALL: tuple[type[Op], ...] = (
     Conv,
     FlippedConv,
     ConvTranspose,
+    DeformConv,
     MatMul,
     PackedMatMul,
     Attention,
@@ -133,6 +135,7 @@ __all__ = [
     "ConvTranspose",
     "ConvWgrad",
     "Cumulate",
+    "DeformConv",
     "Dilate",
     "Expand",
     "FlippedConv",

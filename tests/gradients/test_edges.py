@@ -40,6 +40,11 @@ BY_DIFFERENCES = {
   %p, %q, %r = attention_backward(%d, %x, %k, %v, %y, %s) {scale=0.5}
   return %y, %q, %r
 }""",
+    "groups of offsets that share filters": """graph "g" (%x: f64[2,6,5,4], %w: f64[4,3,3,2],
+    %o: f64[2,36,3,5], %m: f64[2,18,3,5]) {
+  %y = deform_conv(%x, %w, %o, %m) {strides=[2,1], pads=[1,0,1,2], dilations=[1,1], groups=2, offset_groups=3}
+  return %y
+}""",
     "statistics of a norm": """graph "g" (%x: f64[4,3,2], %s: f64[3], %b: f64[3]) {
   %y, %m, %i = batch_norm_train(%x, %s, %b)
   return %y, %m, %i

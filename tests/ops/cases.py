@@ -31,6 +31,7 @@ from fusec.ops import (
     ConvTranspose,
     ConvWgrad,
     Cumulate,
+    DeformConv,
     Dilate,
     Expand,
     FlippedConv,
@@ -67,6 +68,7 @@ from fusec.ops import (
     Transpose,
     pw,
 )
+from fusec.ops.convolution import windows_along
 from fusec.ops.pooling import Pool
 
 Draw = Callable[[np.random.Generator, tuple[int, ...]], Array]
@@ -370,6 +372,16 @@ def conv_flipped_integer(shapes: tuple[tuple[int, ...], ...]) -> Case:
     return Case(op, shapes, oracle, integers(-128, 128, np.int8), False)
 
 
+def deform_conv(op: DeformConv, image: tuple[int, ...], weight: tuple[int, ...], masked: bool) -> Case:
+    out = windows_along(image[2:], weight[2:], op.strides, op.pads, op.dilations)
+    moved = op.offset_groups * weight[2] * weight[3]
+    shapes = (image, weight, (image[0], 2 * moved, *out), *([(image[0], moved, *out)] if masked else []))
+    windows = {"strides": op.strides, "pads": op.pads, "dilations": op.dilations}
+    attributes: dict[str, Any] = {**windows, "group": op.groups, "offset_group": op.offset_groups}
+    oracle = lambda x, w, *others: run("DeformConv", [x, w, others[0], None, *others[1:]], **attributes)  # noqa: E731
+    return Case(op, shapes, oracle, normal)
+
+
 def conv_integer(shapes: tuple[tuple[int, ...], ...], strides: tuple[int, ...], pads: tuple[int, ...]) -> Case:
     oracle = onnx_op("ConvInteger", strides=strides, pads=pads)
     return Case(Conv(strides, pads, (1,) * len(strides), 1), shapes, oracle, integers(-128, 128, np.int8), False)
@@ -562,6 +574,13 @@ OTHERS: dict[str, Sequence[Case]] = {
         conv_transpose(((2, 4, 5, 4), (4, 3, 3, 2)), (2, 3), (1, 0, 0, 2), groups=2, output_padding=(1, 2)),
         conv_transpose(((1, 3, 4, 4), (3, 2, 2, 3)), (1, 2), (0, 1, 1, 0), dilations=(2, 2)),
         conv_transpose(((1, 2, 3, 3, 2), (2, 2, 2, 3, 2)), (2, 1, 2), (0, 1, 0, 1, 0, 1)),
+    ],
+    "deform_conv": [
+        deform_conv(DeformConv((1, 1), (0,) * 4, (1, 1)), (1, 2, 5, 6), (3, 2, 3, 2), False),
+        deform_conv(DeformConv((1, 1), (1,) * 4, (1, 1)), (2, 3, 4, 7), (2, 3, 3, 3), True),
+        deform_conv(DeformConv((2, 1), (0, 1, 2, 1), (1, 3), 2, 2), (2, 4, 7, 9), (6, 2, 2, 3), True),
+        deform_conv(DeformConv((1, 2), (2, 0, 1, 1), (2, 1), 2, 3), (1, 6, 6, 5), (4, 3, 3, 1), False),
+        deform_conv(DeformConv((1, 1), (0,) * 4, (1, 1), 3, 1), (3, 3, 3, 3), (3, 1, 1, 1), True),
     ],
     "matmul": [
         Case(MatMul(), ((3, 4), (4, 5)), onnx_op("MatMul"), normal),

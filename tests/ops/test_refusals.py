@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -27,6 +28,7 @@ from fusec.ops import (
     ConvTranspose,
     ConvWgrad,
     Cumulate,
+    DeformConv,
     Dilate,
     Expand,
     FlippedConv,
@@ -98,6 +100,8 @@ def pool(window: Any = (2, 2), pads: Any = (0,) * 4, strides: Any = (1, 1)) -> M
 def resize(sizes: Any = (1, 4), scales: Any = (1.0, 2.0), **other: str) -> Resize:
     return Resize(sizes, scales, **other)
 
+
+DEFORM = DeformConv((1, 1), (0,) * 4, (1, 1))
 
 REFUSALS: list[tuple[Op, str, str]] = [
     # pointwise
@@ -279,6 +283,34 @@ REFUSALS: list[tuple[Op, str, str]] = [
     (GridSample(), "i32[1,2,3,3] f32[1,4,4,2]", "grid_sample of i32"),
     (GridSample(), "f32[1,2,0,3] f32[1,4,4,2]", "grid_sample takes images [N, C, spatial…], not f32[1,2,0,3]"),
     (GridSample(), "f32[1,2,3,3] f32[1,4,4,3]", "grid f32[1,4,4,3] for x f32[1,2,3,3]"),
+    (DEFORM, "f32[1,2,3,3] f32[2,2,1,1]", "deform_conv takes 3 to 4 operands, not 2"),
+    (DEFORM, "i32[1,2,3,3] i32[2,2,1,1] i32[1,2,3,3]", "deform_conv takes floating-point operands, not i32"),
+    (DEFORM, "f32[1,2,3,3] f32[2,2,1,1] f16[1,2,3,3]", "operands differ in dtype: f32, f32, f16"),
+    (DEFORM, "f32[1,2,3] f32[2,2,1] f32[1,2,3]", "deform_conv takes 2 spatial dims, not f32[1,2,3] and f32[2,2,1]"),
+    (DEFORM, "f32[1,2,0,3] f32[2,2,1,1] f32[1,2,0,3]", "deform_conv of f32[2,2,1,1] over f32[1,2,0,3]"),
+    (
+        DEFORM,
+        "f32[1,3,3,3] f32[2,2,1,1] f32[1,2,3,3]",
+        "weight f32[2,2,1,1] for 3 channels in 1 groups and 1 offset groups",
+    ),
+    (DEFORM, "f32[1,2,3,3] f32[2,2,1,1] f32[1,3,3,3]", "offset of shape [1, 3, 3, 3], not [1, 2, 3, 3]"),
+    (DEFORM, "f32[1,2,3,3] f32[2,2,1,1] f32[1,2,3,3] f32[1,2,3,3]", "mask of shape [1, 2, 3, 3], not [1, 1, 3, 3]"),
+    (DEFORM, "f32[1,2,3,3] f32[2,2,4,1] f32[1,2,3,3]", "a window of 4 (dilation 1) does not fit 3 padded by 0+0"),
+    (
+        replace(DEFORM, strides=(0, 1)),
+        "f32[1,2,3,3] f32[2,2,1,1] f32[1,2,3,3]",
+        "strides must be positive: [0, 1]",
+    ),
+    (
+        replace(DEFORM, groups=0),
+        "f32[1,2,3,3] f32[2,2,1,1] f32[1,2,3,3]",
+        "deform_conv of 0 groups and 1 offset groups",
+    ),
+    (
+        replace(DEFORM, offset_groups=3),
+        "f32[1,2,3,3] f32[2,2,1,1] f32[1,2,3,3]",
+        "weight f32[2,2,1,1] for 2 channels in 1 groups and 3 offset groups",
+    ),
     (RoiAlign((1, 1), 1), "f32[1,2,3,3] f32[2,4]", "roi_align takes 3 operands, not 2"),
     (RoiAlign((1, 1), 1), "i32[1,2,3,3] f32[2,4] i64[2]", "roi_align takes floating-point operands, not i32"),
     (RoiAlign((1, 1), 1), "f32[1,2,3,3] i32[2,4] i64[2]", "roi_align takes floating-point operands, not i32"),

@@ -13,6 +13,7 @@ from fusec.gpu.kernels.attention.cached import cached_attention, rotary, write_r
 from fusec.gpu.kernels.codegen.gpu_figures import GpuFigures
 from fusec.gpu.kernels.codegen.kernel import Kernel
 from fusec.gpu.kernels.convolution import (
+    deform_conv,
     depthwise,
     few_filters,
     grouped_conv1d,
@@ -62,6 +63,7 @@ FAMILIES: tuple[Family, ...] = (
     few_filters.few_filters,
     grouped_conv1d.grouped_conv1d,
     grouped_conv2d.grouped_conv2d,
+    deform_conv.deform_conv,
     gather_resize.gather_resize,
     grid_sample.grid_sample,
     roi_align.roi_align,

@@ -19,6 +19,7 @@ from fusec.ops import (
     ChannelSums,
     ConvTranspose,
     ConvWgrad,
+    DeformConv,
     MatMul,
     PackedMatMul,
     Pointwise,
@@ -104,7 +105,7 @@ def flops(node: Node) -> int:
     if isinstance(node.op, Pointwise):
         return 0
     size = sum(v.type.size for v in node.results)
-    if isinstance(node.op, FORWARD_CONVOLUTIONS):
+    if isinstance(node.op, (*FORWARD_CONVOLUTIONS, DeformConv)):
         return 2 * size * math.prod(node.operands[1].type.shape[1:])
     if isinstance(node.op, ConvTranspose):
         return 2 * node.operands[0].type.size * math.prod(node.operands[1].type.shape[1:])

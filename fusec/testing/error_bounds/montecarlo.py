@@ -247,8 +247,8 @@ class _Sampler:
             inner = max(inner, _F32)
         if self.rounding.meaning and folds_a_product(node, self.constant):
             inner = max(inner, _F32 * math.sqrt(sum_length(node)))
-        if node.op.name.startswith(("attention", "recurrent")) and not self.rounding.meaning:
-            # kernels round the weights before the second product, and the state before the next step
+        if node.op.name.startswith(("attention", "recurrent", "deform_conv")) and not self.rounding.meaning:
+            # kernels round the weights before the second product, the state before the next step, and what they read
             inner = max(inner, node.results[0].type.dtype.epsilon / 2)
         # because 16 bits round a constant times a factor, and the reciprocal of a divisor, on their own
         divides = self.rounding.meaning and node.op.name == "div"

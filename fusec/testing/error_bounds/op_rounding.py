@@ -241,6 +241,7 @@ def _filter_terms(op: Any, shapes: Shapes) -> int:
 _SUM_LENGTHS: Mapping[str, Callable[[Any, Shapes], int]] = {
     **dict.fromkeys(("conv", "conv_flipped"), lambda op, shapes: math.prod(shapes[1][1:])),
     "conv_transpose": _filter_terms,
+    "deform_conv": lambda op, shapes: 4 * math.prod(shapes[1][1:]),
     "conv_wgrad": _filter_terms,
     "matmul": lambda op, shapes: shapes[0][-1],
     "packed_matmul": lambda op, shapes: shapes[0][-1],

@@ -50,6 +50,7 @@ BUCKETS: Mapping[str, tuple[str, ...]] = {
     "strides": _ONES,
     "dilations": _ONES,
     "groups": _ONES,
+    "offset_groups": _ONES,
     "steps": ("1", ">1", "<0"),
     "pads": ("0", "even", "uneven"),
     "output_padding": ("0", ">0"),
@@ -206,7 +207,7 @@ def _kind(name: str, value: Any, default: Any) -> str:
         return value.value
     if isinstance(value, float):
         return "" if default is MISSING else "default" if value == default else "other"
-    if name == "groups":
+    if name in ("groups", "offset_groups"):
         return ">1" if value > 1 else "1"
     if name == "axis":
         return "<0" if value < 0 else ">0" if value else "0"

@@ -12,6 +12,7 @@ from fusec.ir import DType, channels_last
 from fusec.ops import (
     Concat,
     Cumulate,
+    DeformConv,
     Dilate,
     Expand,
     Gather,
@@ -107,6 +108,12 @@ def _between_pixels(dtype: DType) -> Iterator[Row]:
         arrays = [x, grid]
         yield row(f"grid_sample {name}", "grid_sample", arrays, added(nearest), exact=True, labels=unknown)
         yield row(f"grid_sample at {name}", "grid_sample", [plain, at], added(linear), labels=unknown)
+    offset, w = np.resize(grid.astype(dtype.numpy), (2, 8, 2, 3)), np.ones((4, 8, 2, 2), dtype.numpy)
+    op, edged = DeformConv((1, 1), (0,) * 4, (1, 1)), np.resize(edges(dtype), (1, 8, 2, 3))
+    yield row(f"deform_conv {dtype.value}", "deform_conv", [x, w, offset], added(op), labels=unknown)
+    yield row(
+        f"deform_conv by {dtype.value}", "deform_conv", [plain, w[:, :2].copy(), edged], added(op), labels=unknown
+    )
     rois = np.array([[0, 0, 3, 2], [-1, 0.5, 2, 5]], np.float32)
     edged = np.resize(edges(dtype), (4, 4))
     for mode in ("avg", "max"):

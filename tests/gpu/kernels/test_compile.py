@@ -18,6 +18,7 @@ from gpu.kernels.attention.test_attention_forward import attention_cases
 from gpu.kernels.attention.test_score_bias import bias_cases
 from gpu.kernels.cases import Case, assert_same, each_way, on_the_device
 from gpu.kernels.compile_in_child import logs_of
+from gpu.kernels.convolution.test_deform_conv import deform_cases
 from gpu.kernels.convolution.test_depthwise import random_cases as depthwise_cases
 from gpu.kernels.convolution.test_few_channels import grouped_cases as few_channels_grouped
 from gpu.kernels.convolution.test_few_channels import pooled_cases as few_channels_pooled
@@ -115,6 +116,7 @@ def shaped_cases() -> list[Case]:
         *few_filters_cases(),
         *wide_cases(),
         *grouped_cases(),
+        *deform_cases(),
         *few_pixels_cases(),
         *resident_cases(),
         *instance_cases(),

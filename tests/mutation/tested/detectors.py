@@ -96,4 +96,22 @@ DETECTORS: tuple[Mutant, ...] = (
         "results have rows after those of boxes",
         "segments/test_detector.py",
     ),
+    _m(
+        "windows_in_one_stage",
+        "detectors",
+        "gpu/kernels/convolution/deform_conv.cuh",
+        "TYPE* const read = (TYPE*)memory + chunk % 2u * STAGE_SIZEu;",
+        "TYPE* const read = (TYPE*)memory + chunk / CHUNKSu * STAGE_SIZEu;",
+        "elements of windows are overwritten before they are multiplied",
+        "gpu/kernels/convolution/test_deform_conv.py",
+    ),
+    _m(
+        "offsets_of_other_channels",
+        "detectors",
+        "gpu/kernels/convolution/deform_conv_tiling.py",
+        "return math.gcd(self.pack, self.group_channels, self.offset_channels)",
+        "return math.gcd(self.pack, self.group_channels)",
+        "neighbouring channels of two offset groups are read at one place",
+        "gpu/kernels/convolution/test_deform_conv.py",
+    ),
 )

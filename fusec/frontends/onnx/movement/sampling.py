@@ -10,8 +10,8 @@ import numpy as np
 from fusec.frontends.onnx.emission.emit import Emitter, Table
 from fusec.frontends.onnx.model_file.limits import require_constant
 from fusec.frontends.onnx.movement.window_attributes import per_dim, spatial_dims
-from fusec.ir import Array, DType, TensorType, Value
-from fusec.ops import Cast, Gather, GridSample, MatMul, RoiAlign, RoiPool, Scatter, Transpose, pw
+from fusec.ir import DType, TensorType, Value
+from fusec.ops import Cast, DeformConv, GridSample, RoiAlign, RoiPool, Scatter, Transpose, pw
 from fusec.ops.spec import require
 
 
@@ -122,44 +122,15 @@ def deform_conv(
     pads: Sequence[int] = (),
     strides: Sequence[int] = (),
 ) -> Value:
-    """Import DeformConv: read each element of each window at its own offset, then multiply by the weights."""
+    """Import DeformConv, whose bias is an add."""
     require(x.type.rank == 4 and w.type.rank == 4, "takes 2 spatial dims")
-    batch, channels, *spatial = x.type.shape
-    filters, window = w.type.shape[0], w.type.shape[2:]
+    window = w.type.shape[2:]
     require(tuple(kernel_shape) in ((), window), f"kernel_shape {list(kernel_shape)}, the weight is {w.type}")
-    steps, spread = per_dim("strides", strides, 2, 1), per_dim("dilations", dilations, 2, 1)
-    padding = per_dim("pads", pads, 4, 0)
-    taps = math.prod(window)
-    require(all(v >= 1 for v in (*steps, *spread)), "strides and dilations must be positive")
-    out = [
-        (n + padding[d] + padding[d + 2] - spread[d] * (window[d] - 1) - 1) // steps[d] + 1
-        for d, n in enumerate(spatial)
-    ]
     require(group >= 1 and offset_group >= 1, f"group is {group} and offset_group {offset_group}")
-    require(channels % offset_group == 0 and channels % group == 0 and filters % group == 0, "groups do not divide")
-    require(w.type.shape[1] * group == channels, f"weight {w.type} for {channels} channels in {group} groups")
-    wanted = (batch, offset_group * taps * 2, *out)
-    require(offset.type.shape == wanted, f"offset of shape {list(offset.type.shape)}, not {list(wanted)}")
-    moved = g(Transpose((0, 1, 3, 4, 2)), g.reshape(offset, (batch * offset_group, taps, 2, *out)))
-
-    def own(index: Array) -> Array:
-        """Return the coordinate without offset along a dim, of each tap of each window."""
-        tap, row, column, d = np.unravel_index(index, (taps, *out, 2))
-        at = np.where(d == 0, row, column), np.where(d == 0, tap // window[1], tap % window[1])
-        return at[1] * np.array(spread)[d] + at[0] * np.array(steps)[d] - np.array(padding)[d]
-
-    at = g(pw("add"), moved, g.indexed((1, taps, *out, 2), own, x.type.dtype))
-    at = g(Gather(4), at, g.constant(np.array([1, 0], np.int64)))  # the last dim first
-    images = g.reshape(x, (batch * offset_group, channels // offset_group, *spatial))
-    grid = g.reshape(at, (batch * offset_group, taps * out[0], out[1], 2))
-    columns = g(GridSample("linear", "zeros", "pixels"), images, grid)
-    if mask is not None:
-        weights = g.reshape(mask, (batch * offset_group, 1, taps * out[0], out[1]))
-        columns = g(pw("mul"), columns, weights)
-    columns = g.reshape(columns, (batch, group, channels // group * taps, math.prod(out)))
-    weights = g.reshape(w, (1, group, filters // group, channels // group * taps))
-    y = g.reshape(g(MatMul(), weights, columns), (batch, filters, *out))
-    return y if b is None else g(pw("add"), y, g.reshape(b, (1, filters, 1, 1)))
+    strides, dilations = per_dim("strides", strides, 2, 1), per_dim("dilations", dilations, 2, 1)
+    op = DeformConv(strides, per_dim("pads", pads, 4, 0), dilations, group, offset_group)
+    y = g(op, x, w, offset, *([] if mask is None else [mask]))
+    return y if b is None else g(pw("add"), y, g.reshape(b, (1, w.type.shape[0], 1, 1)))
 
 
 def col2im(

@@ -17,6 +17,7 @@ DRAWS: Mapping[str, Draw] = {
     "conv": windows.conv,
     "conv_flipped": windows.conv_flipped,
     "conv_transpose": windows.conv_transpose,
+    "deform_conv": windows.deform_conv,
     "matmul": products.matmul,
     "packed_matmul": products.packed_matmul,
     "attention": products.attention,

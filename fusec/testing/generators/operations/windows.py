@@ -6,8 +6,21 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from fusec.ir import DType, TensorType, Value
-from fusec.ops import AvgPool, Cast, Conv, ConvTranspose, ConvWgrad, FlippedConv, MaxPool, MaxPoolBackward, MaxPoolTrain
+from fusec.ops import (
+    AvgPool,
+    Cast,
+    Conv,
+    ConvTranspose,
+    ConvWgrad,
+    DeformConv,
+    FlippedConv,
+    MaxPool,
+    MaxPoolBackward,
+    MaxPoolTrain,
+)
 from fusec.ops.convolution import windows_along
 from fusec.ops.pooling import Pool
 from fusec.testing.generators.graph_builder import Draw, RandomGraph, Unfit
@@ -93,6 +106,24 @@ def convolve_transposed(b: RandomGraph, x: Value) -> Value:
     extra = tuple(b.below(s) for s in strides) if b.chance(40) else (0,) * n
     weight = b.constant((channels, b.pick([1, 2, 3]), *kernel), x.type.dtype)
     return b.add(ConvTranspose(strides, pads, dilations, extra, groups), x, weight)
+
+
+def deform_conv(b: RandomGraph) -> None:
+    """Draw a deformable convolution whose offsets are exact in 16 bits, and which reads between pixels."""
+    x = b.some(lambda t: t.rank == 4 and 0 < t.size <= 4096 and t.dtype.is_float)
+    batch, channels, *image = x.type.shape
+    groups, offset_groups = (b.pick([1, 1, *(g for g in (2, 3, channels) if channels % g == 0)]) for _ in range(2))
+    kernel, strides, pads, dilations = window(b, image)
+    shape = (groups * b.pick([1, 2, 4, 8, 3]), channels // groups, *kernel)
+    moved = offset_groups * math.prod(kernel)
+    out = windows_along(image, kernel, strides, pads, dilations)
+    if math.prod(shape) > 1500 or batch * moved * math.prod(out) > 4096:
+        raise Unfit("too many weights or offsets")
+    w = b.fresh(TensorType(shape, x.type.dtype)) if b.chance(8) else b.constant(shape, x.type.dtype)
+    numbers = np.array([2 * b.between(-12, 12) + 1 for _ in range(11)]) / 8
+    offset = b.graph.constant(np.resize(numbers, (batch, 2 * moved, *out)).astype(x.type.dtype.numpy))
+    mask = [b.fresh(TensorType((batch, moved, *out), x.type.dtype))] if b.chance(50) else []
+    b.add(DeformConv(strides, pads, dilations, groups, offset_groups), x, w, offset, *mask)
 
 
 def pool(kind: type[MaxPool] | type[AvgPool]) -> Draw:

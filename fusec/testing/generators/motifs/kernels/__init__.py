@@ -48,6 +48,7 @@ KERNELS: Mapping[str, Draw] = {
         convolution.filter_gradient,
         convolution.grouped_conv1d,
         convolution.grouped_conv2d,
+        convolution.deform_conv,
         convolution.few_filters,
         elementwise.gather_resize,
         elementwise.grid_sample,

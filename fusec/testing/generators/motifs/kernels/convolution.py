@@ -5,7 +5,14 @@ from __future__ import annotations
 from fusec.ir import DType, TensorType, channels_last
 from fusec.ops import Cast, Conv, ConvWgrad, MatMul, Pad, Reduce, Slice
 from fusec.testing.generators.graph_builder import RandomGraph
-from fusec.testing.generators.motifs.kernels.parts import convolved, half_dtype, image_input, image_side, scaled_sums
+from fusec.testing.generators.motifs.kernels.parts import (
+    convolved,
+    half_dtype,
+    image_input,
+    image_side,
+    op_with_epilogue,
+    scaled_sums,
+)
 from fusec.testing.generators.motifs.layers import epilogue
 from fusec.testing.generators.operations.pointwise import draw_pointwise
 
@@ -39,6 +46,11 @@ def split_k(b: RandomGraph) -> None:
     b.dtype = half_dtype(b)
     x = image_input(b, b.pick([32, 64, 96]), b.pick([4, 1, 7, 5]), b.pick([4, 3, 7, 9]))
     epilogue(b, convolved(b, x, b.pick([16, 32, 48])), 3)
+
+
+def deform_conv(b: RandomGraph) -> None:
+    """Draw a deformable convolution of an image of any layout, with pointwise ops after it."""
+    op_with_epilogue(b, image_input(b, b.pick([4, 8, 3, 16]), image_side(b), image_side(b)), "deform_conv")
 
 
 def few_channels(b: RandomGraph) -> None:
