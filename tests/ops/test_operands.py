@@ -31,7 +31,9 @@ def test_operands_are_read_in_any_memory_and_not_written_to(case: Case, rng: np.
     strided = [_strided(a) for a in plain]
     for got, want in zip(case.op.reference(np, *strided), case.op.reference(np, *plain), strict=True):
         assert got.dtype == want.dtype
-        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
+        wide = want.astype(np.float64)
+        scale = np.abs(wide[np.isfinite(wide)]).max(initial=1.0)  # sums in another order differ by their largest terms
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6 * scale)
 
 
 def test_gradients_of_activations_are_proportional_to_the_gradient_of_the_result(rng: np.random.Generator) -> None:
