@@ -18,6 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from fusec.errors import VerifyError
 from fusec.ir import (
+    NUMBERS,
     Constant,
     DType,
     Graph,
@@ -50,7 +51,7 @@ def small() -> Graph:
 # types ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", DType)
+@pytest.mark.parametrize("dtype", NUMBERS)
 def test_dtypes_and_numpy_agree(dtype: DType) -> None:
     assert DType.of(dtype.numpy) is dtype
     assert dtype.itemsize == np.zeros(1, dtype.numpy).nbytes

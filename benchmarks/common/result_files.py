@@ -25,6 +25,7 @@ KEYS = {
     "channel_sums.json": ("batch",),
     "compile_time.json": ("case",),
     "choices.json": ("choice", "model", "batch", "precision"),
+    "deformable.json": ("case", "precision"),
     "decoders.json": ("layers", "batch", "bits"),
     "detectors.json": ("model", "batch"),
     "digits.json": ("model", "where"),

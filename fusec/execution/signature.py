@@ -33,7 +33,7 @@ class TensorSpec:
     @cached_property
     def is_narrow(self) -> bool:
         """Tell if the type is a float of 8 bits or fewer, or an integer below 8 bits; a GPU holds these as bytes."""
-        return DType.of(self.dtype).is_narrow
+        return DType.of_host(self.dtype).is_narrow
 
     @property
     def is_string(self) -> bool:

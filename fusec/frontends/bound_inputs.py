@@ -31,7 +31,7 @@ def bound_literal(name: str, given: Any, dtype: DType | None, dims: Dims) -> Lit
         shown = ", ".join(printable(str(d)) if d != "" else "?" for d in dims or ())
         raise ModelError(f"the constant for input {name!r} has shape {list(array.shape)}, the model declares [{shown}]")
     try:
-        return Literal.of(array, name)
+        return Literal.of_host(array, name)
     except VerifyError as error:
         raise ModelError(f"the constant for input {name!r}: {error}") from error
 

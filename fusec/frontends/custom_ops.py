@@ -10,6 +10,7 @@ import numpy as np
 
 from fusec.errors import ModelError, VerifyError
 from fusec.graph.string_array import as_strings
+from fusec.graph.types import STRING_KINDS
 from fusec.ir import Array
 from fusec.ops.spec import require
 
@@ -62,7 +63,7 @@ class CustomOp:
         except (TypeError, ValueError) as error:
             kind = type(result).__name__
             raise VerifyError(f"result {index} of its function {self.label} is a {kind}, not an array") from error
-        if array.dtype.kind not in "OUT":
+        if array.dtype.kind not in STRING_KINDS:
             return array
         try:
             return as_strings(array)

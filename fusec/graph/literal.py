@@ -13,7 +13,7 @@ import numpy as np
 
 from fusec.errors import VerifyError
 from fusec.graph.string_array import as_strings
-from fusec.graph.types import DType, TensorType
+from fusec.graph.types import STRING_KINDS, DType, TensorType
 
 T = TypeVar("T")
 LARGE_BYTES, EARLY_BYTES = 1 << 20, 1 << 30  # of a literal that is worth a thread, and of all that are loaded early
@@ -54,11 +54,20 @@ class Literal:
     def of(cls, array: Any, label: str = "") -> Literal:
         """Make a literal from a copy of `array`."""
         copy = np.array(array, order="C", copy=True)
-        copy = as_strings(copy) if copy.dtype.kind in "OUT" else copy
         copy.flags.writeable = False
         literal = cls(TensorType(copy.shape, DType.of(copy.dtype)), lambda: copy, label)
         literal._array = copy
         return literal
+
+    @classmethod
+    def of_host(cls, array: Any, label: str = "") -> Literal:
+        """Make a literal from a copy of an array of numbers or strings. Raises VerifyError for other elements."""
+        given = np.asarray(array)
+        if given.dtype.kind not in STRING_KINDS:
+            return cls.of(given, label)
+        strings = np.array(as_strings(given))
+        strings.flags.writeable = False
+        return cls(TensorType(strings.shape, DType.STRING), lambda: strings, label)
 
     @property
     def array(self) -> np.ndarray[Any, Any]:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from fusec.errors import VerifyError
+from fusec.graph.types import STRING_KINDS
 
 
 def as_strings(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -14,7 +15,7 @@ def as_strings(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
     NumPy's own types of text become Python strings. Raises VerifyError if an element is no string.
     """
-    if array.dtype.kind in "UT":  # a fixed length, or a variable one
+    if array.dtype != object and array.dtype.kind in STRING_KINDS:
         return array.astype(object)
     if array.dtype != object:
         raise VerifyError(f"takes strings, not {array.dtype}")

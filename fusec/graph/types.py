@@ -108,17 +108,22 @@ class DType(enum.Enum):
 
     @classmethod
     def of(cls, dtype: Any) -> DType:
-        """Return the DType of a NumPy dtype, or of anything that `numpy.dtype` takes.
+        """Return the DType of a NumPy dtype, or of anything that `numpy.dtype` takes; see `of_host` for strings.
 
         Raises VerifyError if there is none.
         """
         try:
-            given = np.dtype(dtype)
-            return DType.STRING if given.kind == "U" else _FROM_NUMPY[given]
+            return _FROM_NUMPY[np.dtype(dtype)]
         except (KeyError, TypeError):
             raise VerifyError(f"element type {dtype} is not one fusec knows") from None
 
+    @classmethod
+    def of_host(cls, dtype: np.dtype[Any]) -> DType:
+        """Return the DType of an array on the host, which may have strings. Raises VerifyError if there is none."""
+        return DType.STRING if dtype.kind in STRING_KINDS else DType.of(dtype)
 
+
+STRING_KINDS = "OUT"  # kinds of NumPy dtypes that hold text: Python's strings, and NumPy's of fixed and variable length
 HALVES = (DType.F16, DType.BF16)  # floating-point types of 16 bits
 BYTES = (DType.I8, DType.U8)  # integer types of 8 bits
 NUMBERS = tuple(dtype for dtype in DType if dtype is not DType.STRING)
@@ -154,7 +159,7 @@ _NUMPY: dict[DType, np.dtype[Any]] = {
     **_NARROW,
     DType.STRING: np.dtype(object),
 }
-_FROM_NUMPY = {v: k for k, v in _NUMPY.items()}
+_FROM_NUMPY = {v: k for k, v in _NUMPY.items() if k in NUMBERS}
 
 
 @dataclass(frozen=True)

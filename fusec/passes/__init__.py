@@ -17,6 +17,7 @@ from fusec.passes.cleanup.fold_constants import FoldConstants
 from fusec.passes.cleanup.simplify import Simplify
 from fusec.passes.folding.add_before_concat import AddBeforeConcat
 from fusec.passes.folding.align_channels import AlignChannels
+from fusec.passes.folding.expand_deform_conv import ExpandDeformConv
 from fusec.passes.folding.fold_batchnorm import FoldBatchNorm
 from fusec.passes.folding.fold_pads import FoldPads
 from fusec.passes.folding.fold_scales import FoldScales
@@ -108,6 +109,8 @@ EARLY_PASSES: tuple[Pass, ...] = (
 
 # These run again where attention is expanded again, because its operands are then better separate.
 LATE_PASSES: tuple[Pass, ...] = (
+    # After narrowing, because the places of windows stay in fp32. Before memory orders are chosen.
+    ExpandDeformConv(),
     # After the folds and narrowing, because weights are concatenated as they will be stored.
     MergeRotaryQkv(),
     MergeQkv(),

@@ -234,7 +234,7 @@ class SegmentedExecutable(Unpicklable):
     def _computed(step: HostStep, results: Sequence[Array], computed: dict[int, list[Array]]) -> Answer:
         """Hold the results of a host step, and return their types."""
         computed.setdefault(step.index, []).extend(results)
-        return tuple(TensorType(array.shape, DType.of(array.dtype)) for array in results)
+        return tuple(TensorType(array.shape, DType.of_host(array.dtype)) for array in results)
 
     def explain(self) -> SegmentedExplanation:
         """Explain each segment, each host step and its cost, in the last call."""

@@ -27,7 +27,7 @@ class NodeArg:
     @classmethod
     def of(cls, name: str, shape: Sequence[int | str] | None, dtype: np.dtype[Any] | None) -> NodeArg:
         """Describe an input or output; shape and dtype are None if the model declares none."""
-        type = "tensor(undefined)" if dtype is None else type_name(DType.of(dtype))
+        type = "tensor(undefined)" if dtype is None else type_name(DType.of_host(dtype))
         return cls(name, [d if d != "" else None for d in shape or ()], type)
 
 

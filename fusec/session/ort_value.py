@@ -86,7 +86,7 @@ class OrtValue(MissingNames):
         if memory_info is not None:
             raise FusecError("memory_info names an allocator of onnxruntime: give device_type")
         dtype = element_dtype(element_type)
-        if DType.of(dtype) is DType.STRING:
+        if DType.of_host(dtype) is DType.STRING:
             raise FusecError("an OrtValue of strings is made from an array, because strings have no fixed size")
         return cls(empty(device_type, shape, dtype))
 
@@ -121,13 +121,13 @@ class OrtValue(MissingNames):
 
     def data_type(self) -> str:
         """Return the type as onnxruntime writes it, such as `tensor(float)`."""
-        return type_name(DType.of(self._array.dtype))
+        return type_name(DType.of_host(self._array.dtype))
 
     def element_type(self) -> int:
         """Return the number of the type in ONNX's TensorProto."""
         from fusec.frontends.onnx.model_file.tensors import ELEMENT_TYPES  # here, because importing onnx takes long
 
-        return ELEMENT_TYPES[DType.of(self._array.dtype)]
+        return ELEMENT_TYPES[DType.of_host(self._array.dtype)]
 
     def tensor_size_in_bytes(self) -> int:
         return int(np.prod(self._array.shape, dtype=np.int64)) * self._array.dtype.itemsize

@@ -25,7 +25,7 @@ _FP8 = (DType.F8E4M3, DType.F8E5M2)
 
 def feeds(executable: AnyExecutable, arrays: Mapping[str, tuple[Path, Any]], seed: int) -> dict[str, Any]:
     """Return the given arrays, checked, and random ones for the other inputs."""
-    known = {spec.name: TensorType(spec.shape, DType.of(spec.dtype), spec.order) for spec in executable.inputs}
+    known = {spec.name: TensorType(spec.shape, DType.of_host(spec.dtype), spec.order) for spec in executable.inputs}
     for name, (path, _) in arrays.items():
         if name not in known:
             raise FusecError(
@@ -41,7 +41,7 @@ def feeds(executable: AnyExecutable, arrays: Mapping[str, tuple[Path, Any]], see
         want = type.dtype.numpy
         # a .npy file cannot name bfloat16: numpy writes it as two bytes without a type
         array = mapped.view(want) if want.name == "bfloat16" and mapped.dtype.str[1:] == "V2" else mapped
-        if DType.of(array.dtype) is not type.dtype:
+        if DType.of_host(array.dtype) is not type.dtype:
             wanted = "strings" if type.dtype is DType.STRING else want
             raise FusecError(f"{path}: input {name!r} takes {wanted}, not {array.dtype}")
         if array.shape != type.shape:

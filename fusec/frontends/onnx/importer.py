@@ -165,7 +165,7 @@ class Importer(NodeImporter):
                 if given is None:
                     self.scope.values[name] = TensorList((), present=False)
                 elif isinstance(given, np.ndarray | Literal):
-                    literal = given if isinstance(given, Literal) else Literal.of(given)
+                    literal = given if isinstance(given, Literal) else Literal.of_host(given)
                     value = self.emit.literal(literal, name)
                     check(self.scope, name, value, self.emit)
                     self.scope.values[name] = value

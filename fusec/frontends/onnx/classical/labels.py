@@ -83,7 +83,7 @@ def _on_host(g: Emitter, x: Value, known: Mapping[Any, Any], default: np.ndarray
     """Look labels up on the host, because keys or values are strings."""
 
     def compute(arrays: Sequence[Array]) -> tuple[Array, ...]:
-        return (mapped(lambda label: known.get(_key(label), default.item()), DType.of(default.dtype), arrays[0]),)
+        return (mapped(lambda label: known.get(_key(label), default.item()), DType.of_host(default.dtype), arrays[0]),)
 
     return g.on_host("the labels", compute, x)[0]
 

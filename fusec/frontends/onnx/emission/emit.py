@@ -193,7 +193,7 @@ class Emitter:
 
     def constant(self, array: Any) -> Value:
         """Make a constant of the array's own dtype."""
-        return self.literal(Literal.of(array))
+        return self.literal(Literal.of_host(array))
 
     def scalar(self, number: float, like: Value) -> Value:
         """Make a constant of rank 0 of the dtype of `like`."""
