@@ -335,6 +335,28 @@ def _in_a_step() -> list[str]:
     ]
 
 
+def deformable() -> list[str]:
+    data = read("deformable.json")
+    header = ["batch, channels, side, filters", "precision", "products a result", "blocks a processor"]
+    header += ["kernel us", "launches", "parts us", "launches"]
+    rows = [
+        [
+            row["case"].replace("x", ", "),
+            *(row[key] for key in ("precision", "products", "blocks_a_processor")),
+            *(row[key] for form in ("kernel", "parts") for key in (f"{form}_us", f"{form}_launches")),
+        ]
+        for row in data["rows"]
+    ]
+    return section(
+        "Deformable convolutions as a kernel and in parts",
+        f"{where(data)}; a call of a masked convolution of 3 x 3 with a relu, inputs and results on the device "
+        "(`benchmarks/kernels/deformable.py`). The pass `expand_deform_conv` takes the parts where there are fewer "
+        "than two blocks a processor and more than 512 products for each result.",
+        header,
+        rows,
+    )
+
+
 def digits() -> list[str]:
     header = ["model", "where", "epochs", "correct test images", "as ONNX, reloaded", "goal"]
     header += ["steps s", "all s", "again s", "commit"]

@@ -14,6 +14,7 @@ from benchmarks.pages.results_of_costs import (
     builds,
     calls,
     choices,
+    deformable,
     digits,
     first_result,
     genstats,
@@ -419,7 +420,7 @@ def main() -> str:
     head = ["# Measured results", "", what, how, ""]
     costs = {"calls": calls, "choices": choices, "first_result": first_result}
     costs |= {"warm_start": warm_start, "penalties": penalties}
-    costs |= {"genstats": genstats, "shapes": shapes}
+    costs |= {"deformable": deformable, "genstats": genstats, "shapes": shapes}
     costs |= {"quantized_models": quantized_models, "packed_products": packed_products}
     costs |= {"decoders": decoders, "recurrent": recurrent, "detectors": detectors}
     costs |= {"kernel_times": kernel_times, "model_sample": model_sample}
