@@ -66,7 +66,8 @@ def test_a_measured_page_has_the_time_of_each_step() -> None:
     assert "Measured on NVIDIA H200" in page.texts["summary"] and "Simulated" not in page.text
     for step in found.working:
         assert "measured alone" in page.texts[f"step-{step.index}"]
-    assert page.texts["time"].count("µs") > 2 * len(found.working)
+    times = sum(page.texts["time"].count(unit) for unit in ("µs", " ms"))  # a slow machine takes over 1 ms
+    assert times > 2 * len(found.working)
 
 
 def test_what_stays_in_floats_is_listed() -> None:
