@@ -157,6 +157,18 @@ def test_classes_may_be_strings(op: str, rng: np.random.Generator) -> None:
     assert last.ops == 0
 
 
+def test_a_classifier_in_a_body_has_no_strings_as_classes() -> None:
+    attributes: dict[str, Any] = {"coefficients": [0.5, -1.0], "classlabels_strings": ["cat", "dog"]}
+    node = helper.make_node("LinearClassifier", ["x"], ["l", "s"], domain="ai.onnx.ml", **attributes)
+    branch = helper.make_graph([node], "b", [], [info("s", None)])
+    other = helper.make_graph([helper.make_node("Identity", ["x"], ["o"])], "o", [], [info("o", None)])
+    choice = helper.make_node("If", ["c"], ["y"], name="n", then_branch=branch, else_branch=other)
+    proto = model([choice], [info("x", [3, 1])], ["y"], {"c": np.array(True)}, opset=17)
+    proto.opset_import.add(domain="ai.onnx.ml", version=3)
+    with pytest.raises(ModelError, match="labels are strings in the body of another node"):
+        fusec.compile(proto, target="cpu")
+
+
 def test_of_equal_keys_the_last_one_counts() -> None:
     """The standard says so; onnxruntime takes the first."""
     attributes = {"keys_strings": ["red", "blue", "red"], "values_strings": ["r", "b", "R"]}

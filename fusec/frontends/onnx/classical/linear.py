@@ -34,7 +34,7 @@ def label_of(g: Emitter, index: Value, labels: Sequence[int]) -> Value:
     return g(Gather(0), g.constant(np.array(labels, np.int64)), index)
 
 
-def require_integers(strings: Sequence[str]) -> None:
+def require_no_strings(strings: Sequence[str]) -> None:
     """Raise VerifyError for labels that are strings; `with_numbered_classes` has replaced those of the model itself."""
     require(not strings, "labels are strings in the body of another node: take the classifier out of it")
 
@@ -81,7 +81,7 @@ def linear_classifier(
     post_transform: str = "NONE",
 ) -> tuple[Value, Value]:
     """Import LinearClassifier. multi_class says nothing about the result."""
-    require_integers(classlabels_strings)
+    require_no_strings(classlabels_strings)
     count = len(classlabels_ints)
     rows = len(coefficients) // max(1, x.type.shape[-1])
     require(rows == count, f"{rows} rows of coefficients for {count} labels")

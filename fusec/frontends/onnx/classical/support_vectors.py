@@ -8,7 +8,7 @@ from itertools import combinations
 import numpy as np
 
 from fusec.frontends.onnx.classical.features import floats
-from fusec.frontends.onnx.classical.linear import best_label, linear_scores, require_integers, transformed
+from fusec.frontends.onnx.classical.linear import best_label, linear_scores, require_no_strings, transformed
 from fusec.frontends.onnx.classical.pair_probabilities import joined_probabilities
 from fusec.frontends.onnx.emission.emit import Emitter, OpFunction
 from fusec.ir import DType, Value
@@ -63,7 +63,7 @@ def svm_classifier(
 
     Two classes without probabilities have two scores, that of their comparison and its negative.
     """
-    require_integers(classlabels_strings)
+    require_no_strings(classlabels_strings)
     count = len(classlabels_ints)
     if not sum(vectors_per_class):
         scores = linear_scores(g, x, coefficients, (rho[0],) * count, count)

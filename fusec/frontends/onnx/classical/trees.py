@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from fusec.frontends.onnx.classical.forest import COMPARISONS, Forest, aggregated, columns_of, leaf_weights, no_weights
-from fusec.frontends.onnx.classical.linear import best_label, label_of, require_integers, transformed
+from fusec.frontends.onnx.classical.linear import best_label, label_of, require_no_strings, transformed
 from fusec.frontends.onnx.emission.emit import Emitter, OpFunction
 from fusec.ir import DType, Literal, Value
 from fusec.ops import Concat, pw
@@ -105,7 +105,7 @@ def tree_classifier(
     **given: Any,
 ) -> tuple[Value, Value]:
     """Import TreeEnsembleClassifier. Of two classes, the leaves may have weights of one only."""
-    require_integers(classlabels_strings)
+    require_no_strings(classlabels_strings)
     count = len(classlabels_int64s)
     forest = _forest(given, "class", count)
     scores = aggregated(g, leaf_weights(g, x, forest), "SUM")
