@@ -108,7 +108,8 @@ def _between_pixels(dtype: DType) -> Iterator[Row]:
         arrays = [x, grid]
         yield row(f"grid_sample {name}", "grid_sample", arrays, added(nearest), exact=True, labels=unknown)
         yield row(f"grid_sample at {name}", "grid_sample", [plain, at], added(linear), labels=unknown)
-    offset, w = np.resize(grid.astype(dtype.numpy), (2, 8, 2, 3)), np.ones((4, 8, 2, 2), dtype.numpy)
+    offset = np.resize(grid.astype(dtype.numpy), (2, 8, 2, 3))
+    w = np.full((4, 8, 2, 2), 1 / 32, dtype.numpy)  # a sum that overflows depends on its order
     op, edged = DeformConv((1, 1), (0,) * 4, (1, 1)), np.resize(edges(dtype), (1, 8, 2, 3))
     yield row(f"deform_conv {dtype.value}", "deform_conv", [x, w, offset], added(op), labels=unknown)
     yield row(
