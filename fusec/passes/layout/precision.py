@@ -20,6 +20,7 @@ from fusec.ops import (
     AttentionBackward,
     AttentionTrain,
     BatchNormBySums,
+    BatchNormTrain,
     Cast,
     ChannelSums,
     MatMul,
@@ -63,6 +64,7 @@ class Precision(Pass):
         narrowed: dict[Literal, Literal] = {}
         for node in nodes:
             _widen_sums(graph, node, literals)
+            exempt |= _keep_constant_statistics(graph, node, literals)
             if isinstance(node.op, Constant) and all(user is graph.return_node for user in node.result.users):
                 continue
             if isinstance(node.op, Cast) and node.op.to in _WIDE and node.result not in exempt:
@@ -193,6 +195,24 @@ def _widen_sums(graph: Graph, node: Node, literals: Mapping[Value, Literal]) -> 
             graph.set_input(node, place, wide)
         elif sums.type.dtype not in (DType.F32, node.operands[0].type.dtype):
             graph.set_input(node, place, graph.add(Cast(DType.F32), sums, before=node))
+
+
+def _keep_constant_statistics(graph: Graph, node: Node, literals: Mapping[Value, Literal]) -> set[Value]:
+    """Keep constant parameters of a batch norm in f32, as cuDNN takes them; return its statistics, which are as wide.
+
+    Such a norm stands for a normalisation without parameters, and nothing reads its statistics.
+    """
+    statistics = node.results[1:]
+    if not isinstance(node.op, BatchNormTrain) or any(v.uses for v in statistics):
+        return set()
+    constants = [literals.get(v) for v in node.operands[1:]]
+    wide = [literal for literal in constants if literal is not None and literal.type.dtype is DType.F32]
+    if len(wide) < len(constants):
+        return set()
+    for place, literal in enumerate(wide, 1):
+        name = node.operands[place].name
+        graph.set_input(node, place, graph.insert(Constant(literal), before=node, names=(name,)).result)
+    return set(statistics)
 
 
 def _narrow_input(graph: Graph, value: Value, storage: DType, before: Node) -> None:

@@ -11,6 +11,7 @@ from fusec.ir import DType, Graph, Node
 from fusec.ops import pw
 
 SMALLEST = 2.0**-24  # of fp16
+_WIDE = (DType.F64, DType.F32)
 LEAST_LIMIT = 2.0**-15  # its reciprocal is far from fp16's largest number
 
 
@@ -28,9 +29,10 @@ def keep_guards(graph: Graph, storage: DType) -> None:
 
 def _keep_addend(graph: Graph, node: Node) -> None:
     for index, value in enumerate(node.operands):
-        number = value.scalar() if value.literal is not None and value.type.dtype is DType.F32 else None
+        number = value.scalar() if value.literal is not None and value.type.dtype in _WIDE else None
         if number is not None and _vanishes(number):
-            raised = graph.constant(np.full(value.type.shape, SMALLEST, np.float32), value.name, before=node)
+            smallest = np.full(value.type.shape, SMALLEST, value.type.dtype.numpy)
+            raised = graph.constant(smallest, value.name, before=node)
             graph.set_input(node, index, raised)
 
 

@@ -1,13 +1,14 @@
 """Bring norms as JAX, Flax and Keras spell them into the spelling that the rules of norms know.
 
 They take the variance from the mean of the squares, which loses digits where the mean is large, and in 16 bits nearly
-all. They multiply the scale before the rows.
+all. They multiply the scale before the rows. ONNX's MeanVarianceNormalization divides by a deviation plus 1e-9.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from fusec.ir import DType
 from fusec.passes.rewriting.expression import Apply
 from fusec.passes.rewriting.pattern import Attribute, Match, Ops, Rule, Scalar, Sides, TracedTensor, Weight, rule
 from fusec.passes.rewriting.rewriter import Rewriter
@@ -88,9 +89,29 @@ def _line(variance: str, negated: bool) -> Rule:
     return rule(sample=_sample)(written)
 
 
+def _is_tiny(m: Match) -> None:
+    """Check that the addend of a deviation changes results by no more than rounding, unless that is tiny, too."""
+    most = 1e-15 if m["x"].type.dtype is DType.F64 else 1e-8
+    m.require(0 <= m.known["eps"] <= most, f"{m.known['eps']:g} is not between 0 and {most:g}", "x")
+    m.known["inner"] = m.known["eps"] ** 2
+
+
+def _by_deviation(variance: str) -> Rule:
+    """Return the rule for ONNX: a tiny number is added to the deviation, and its square to the variance of a norm."""
+
+    def written(p: Ops, x: TracedTensor, axes: Attribute, eps: Scalar, inner: Attribute) -> Sides:
+        mean = p.reduce(x, kind="mean", axes=axes)
+        deviation = p.sqrt(_VARIANCES[variance](p, x, mean, axes))
+        return p.div(p.sub(x, mean), p.add(deviation, eps)), _norm(p, x, axes, inner)
+
+    written.__name__ = f"norm_by_deviation_of_{variance}"
+    return rule(where=_is_tiny, sample={**_sample, "eps": 1e-16})(written)
+
+
 def _rules() -> Sequence[Rewriter]:
     known = [_plain(variance) for variance in ("clipped_squares", "squares")]
     known += [_scaled(variance) for variance in _VARIANCES]
+    known += [_by_deviation(variance) for variance in _VARIANCES]
     return known + [_line(variance, negated) for variance in _VARIANCES for negated in (False, True)]
 
 

@@ -25,6 +25,16 @@ def _trailing_of_sequence(m: Match) -> None:
     m.require(not spatial, "over all of space: an instance norm", "x")
 
 
+def _whole(m: Match) -> None:
+    m.require(m.known["axes"] == tuple(range(m["x"].type.rank)), "not over the whole tensor", "x")
+
+
+def _all_but_channels(m: Match) -> None:
+    rank = m["x"].type.rank
+    m.require(rank >= 3 and m.known["axes"] == (0, *range(2, rank)), "not over all dims but the channels", "x")
+    m.known["channels"] = (m["x"].type.shape[1],)
+
+
 def _all_of_space(m: Match) -> None:
     rank = m["x"].type.rank
     m.require(rank >= 4 and m.known["axes"] == tuple(range(2, rank)), "not over all of space", "x")
@@ -53,6 +63,19 @@ def instance_norm_from_moments(p: Ops, x: TracedTensor, axes: Attribute, eps: Sc
     return (
         _standardised(p, x, axes, eps),
         p.instance_norm(x, p.full(channels, 1.0), p.full(channels, 0.0), epsilon=eps),
+    )
+
+
+@rule(where=_whole, sample={**_over_last, "axes": (0, 1, 2)})
+def layer_norm_of_all(p: Ops, x: TracedTensor, axes: Attribute, eps: Scalar) -> Sides:
+    return _standardised(p, x, axes, eps), p.layer_norm(x, 1.0, axis=0, epsilon=eps)
+
+
+@rule(where=_all_but_channels, sample={**_over_last, "axes": (0, 2)})
+def batch_norm_from_moments(p: Ops, x: TracedTensor, axes: Attribute, eps: Scalar, channels: Attribute) -> Sides:
+    return (
+        _standardised(p, x, axes, eps),
+        p.batch_norm_train(x, p.full(channels, 1.0), p.full(channels, 0.0), epsilon=eps),
     )
 
 
@@ -272,6 +295,8 @@ def log_softmax_from_exponentials(p: Ops, x: TracedTensor, axes: Attribute) -> S
 RULES: tuple[Rewriter, ...] = (
     layer_norm_from_moments,
     instance_norm_from_moments,
+    layer_norm_of_all,
+    batch_norm_from_moments,
     rms_norm_from_mean_square,  # after layer norm, whose last product looks the same
     layer_norm_scale,
     layer_norm_bias,
