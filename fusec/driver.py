@@ -17,7 +17,7 @@ from fusec.builder import Builder
 from fusec.compiler.choose_target import resolve_target
 from fusec.compiler.compile_model import Shared, build_model, compile_builder, compile_model, wakes_gpu
 from fusec.compiler.load_file import load_artifact
-from fusec.diagnostics import hints
+from fusec.diagnostics import launch_hint
 from fusec.dynamic_shapes.compile_dynamic import DynamicOptions, compile_dynamic, dynamic_executable, read_source
 from fusec.dynamic_shapes.executable import DynamicExecutable
 from fusec.dynamic_shapes.load_shapes import load
@@ -169,8 +169,8 @@ def compile(
 
 def _warned(executable: AnyExecutable) -> AnyExecutable:
     """Return an executable, with a ManyLaunchesWarning if its model became many times as many launches."""
-    if isinstance(executable, Executable) and executable.compiled.program.launches >= hints.MANY_LAUNCHES:
-        hint = hints.launches(executable.compiled)
+    if isinstance(executable, Executable) and executable.compiled.program.launches >= launch_hint.MANY_LAUNCHES:
+        hint = launch_hint.launches(executable.compiled)
         if hint is not None and hint.grew:
             warnings.warn(hint.text, ManyLaunchesWarning, stacklevel=3)
     return executable

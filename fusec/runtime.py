@@ -1,7 +1,8 @@
 """Run a compiled program: on an NVIDIA GPU, or on any machine in the simulator.
 
 Both backends run the same steps over the same memory plan. They differ in the array module (CuPy or NumPy), and in
-what runs a cuDNN graph. `fusec.execution` holds what an Executable is made of.
+what runs a cuDNN graph. `fusec.execution` holds what an Executable is made of. Methods that report import
+`fusec.diagnostics` when they are called, because a start does not need it.
 """
 
 from __future__ import annotations
@@ -9,24 +10,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fusec import lockfile
 from fusec.artifacts import fusec_file
-from fusec.diagnostics.explain import (
-    Explanation,
-    explain,
-    float_edges,
-    with_chosen_plans,
-    with_rows_in_place,
-)
-from fusec.diagnostics.hints import Hint, hints
-from fusec.diagnostics.must_fuse import assert_fused
-from fusec.diagnostics.notebook import program_html, program_text
-from fusec.diagnostics.step_times import Bench, measure
-from fusec.diagnostics.verify import Report, random_array, verify
 from fusec.errors import ExecutionError
 from fusec.execution.backend import Backend
 from fusec.execution.compilation import Compiled
@@ -40,6 +29,12 @@ from fusec.lowering.packing import in_order, unpack
 from fusec.plans.lock_record import Lock
 from fusec.schedule.program import Kind, Partition
 from fusec.system.compile_timer import CompileTimes
+
+if TYPE_CHECKING:
+    from fusec.diagnostics.explain import Explanation
+    from fusec.diagnostics.launch_hint import Hint
+    from fusec.diagnostics.step_times import Bench
+    from fusec.diagnostics.verify import Report
 
 __all__ = ["Backend", "Executable", "SimulatorBackend", "TensorSpec", "by_name", "on_host"]
 
@@ -67,10 +62,14 @@ class Executable(ProgramRunner):
 
     def __repr__(self) -> str:
         """Describe the program in one line."""
+        from fusec.diagnostics.notebook import program_text
+
         return program_text(self)
 
     def _repr_html_(self) -> str:
         """Describe the program for notebooks."""
+        from fusec.diagnostics.notebook import program_html
+
         return program_html(self)
 
     @property
@@ -173,6 +172,8 @@ class Executable(ProgramRunner):
     @property
     def hints(self) -> tuple[Hint, ...]:
         """Return what a user may want to know about the program, such as steps outside cuDNN, and why."""
+        from fusec.diagnostics.hints import hints
+
         return hints(self.compiled)
 
     @property
@@ -218,6 +219,8 @@ class Executable(ProgramRunner):
 
         State is unchanged; other values of the last call are overwritten.
         """
+        from fusec.diagnostics.verify import verify
+
         state = self._state
         held = dict(state.buffers)
         with self._lock, self.backend.calling():
@@ -275,12 +278,17 @@ class Executable(ProgramRunner):
         """
         if self.state:
             raise ExecutionError("a program with state cannot be timed on random inputs")
+        from fusec.diagnostics.step_times import measure
+        from fusec.diagnostics.verify import random_array
+
         rng = np.random.default_rng(seed)
         types = {v.name: v.type for v in self.compiled.graph.inputs}
         return measure(self, {name: in_order(random_array(rng, type), type) for name, type in types.items()}, runs)
 
     def explain(self) -> Explanation:
         """Explain which ops fused into which step and, for every op that did not fuse, the reason."""
+        from fusec.diagnostics.explain import explain, float_edges, with_chosen_plans, with_rows_in_place
+
         c = self.compiled
         explanation = explain(c.program, c.target, c.judge, libraries=self.libraries())
         keys = {s: each.graph.key for s, each in zip(c.program.steps, c.lowered, strict=True) if each is not None}
@@ -307,5 +315,7 @@ class Executable(ProgramRunner):
         pattern: a glob over op names, such as `conv*+add+relu`.
         cudnn_only: count only steps that cuDNN runs, and none that a kernel of fusec or cuBLASLt runs.
         """
+        from fusec.diagnostics.must_fuse import assert_fused
+
         self.compiled.require_answers(f"holding {pattern!r} in place")
         assert_fused(self.compiled.program, pattern, cudnn_only, self.libraries() if cudnn_only else None)

@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields, replace
+from functools import cache
 from typing import Any, NoReturn, TypeVar, cast
 
 import numpy as np
@@ -25,6 +26,8 @@ _TOKEN = re.compile(
   )""",
     re.VERBOSE,
 )
+# a type as it is printed, if no more of it follows
+_TYPE = re.compile(r"\w+\[[0-9,]*\](?:\{[0-9,]*\})?(?: of \[[0-9,]*\])?(?!\s*(?:[{#]|of\b))")
 _INTEGER = re.compile(r"-?[0-9]{1,20}")  # no longer than a number of 64 bits
 _MAX_RANK = 32
 _MAX_NESTING = 8  # of lists in attributes
@@ -57,6 +60,7 @@ class _Parser:
         self.position = 0
         self.kind, self.token, self.start = "", "", 0
         self.values: dict[str, Value] = {}
+        self.types_by_text: dict[str, TensorType] = {}
         self.advance()
 
     # tokens ------------------------------------------------------------------------------------------
@@ -72,8 +76,8 @@ class _Parser:
                 f"unexpected character {found!r}" if found != '"' else "a string without its closing quote", start
             )
         self.kind = str(match.lastgroup)
-        self.token, self.start = match[self.kind], match.start(self.kind)
-        self.position = match.end()
+        self.start, self.position = match.span(self.kind)
+        self.token = match[self.kind]
         return previous
 
     def fail(self, reason: str, at: int | None = None) -> NoReturn:
@@ -184,19 +188,28 @@ class _Parser:
         types = self.types() if self.take(":") else None
         origin = self.origin()
         try:
+            results = graph.insert(op, operands, names=names, origin=origin).results
+        except VerifyError:
+            self.refuse(op, operands, names, at)
+        if len(results) != len(names):
+            self.refuse(op, operands, names, at)
+        if types is not None and len(types) != len(names):
+            self.fail(f"{len(names)} results but {len(types)} types", at)
+        for name, value, declared in zip(names, results, types or [v.type for v in results], strict=True):
+            self.check_rank(value.type, at)
+            if not declared.same_value_type(value.type):
+                self.fail(f"declared {declared} but {op.name} gives {value.type}", at)
+            if declared != value.type:
+                graph.set_type(value, declared)
+            self.values[name] = value
+
+    def refuse(self, op: Op, operands: list[Value], names: list[str], at: int) -> NoReturn:
+        """Point at a node whose op refuses the operands, or has another number of results than are named."""
+        try:
             inferred = op.infer(*(v.type for v in operands))
         except VerifyError as error:
             self.fail(str(error), at)
-        if len(inferred) != len(names):
-            self.fail(f"{op.name} gives {len(inferred)} results, {len(names)} are named", at)
-        if types is not None and len(types) != len(names):
-            self.fail(f"{len(names)} results but {len(types)} types", at)
-        for declared, type in zip(types or inferred, inferred, strict=True):
-            self.check_rank(type, at)
-            if not declared.same_value_type(type):
-                self.fail(f"declared {declared} but {op.name} gives {type}", at)
-        node = graph.insert(op, operands, names=names, types=types, origin=origin)
-        self.values.update((v.name, v) for v in node.results)
+        self.fail(f"{op.name} gives {len(inferred)} results, {len(names)} are named", at)
 
     def constant(self, graph: Graph, names: list[str], at: int) -> None:
         if len(names) != 1:
@@ -250,7 +263,7 @@ class _Parser:
 
     def attributes(self, op_class: type[Op], at: int) -> Op:
         """Parse attributes in braces, and make the op."""
-        declared = {f.name: str(f.type if isinstance(f.type, str) else f.type.__name__) for f in _fields(op_class)}
+        declared = _declared(op_class)
         given: dict[str, Any] = {}
 
         def attribute() -> None:
@@ -299,6 +312,11 @@ class _Parser:
         return types
 
     def type(self) -> TensorType:
+        printed = _TYPE.match(self.text, self.start)
+        if printed is not None and printed[0] in self.types_by_text:
+            self.position = printed.end()
+            self.advance()
+            return self.types_by_text[printed[0]]
         if self.token not in _DTYPES:
             self.fail(f"expected a type such as f32[1,3], found {self.token!r}")
         at, dtype = self.start, _DTYPES[self.advance()]
@@ -311,6 +329,8 @@ class _Parser:
         except VerifyError as error:
             self.fail(str(error), at)
         self.check_rank(type, at)
+        if printed is not None:
+            self.types_by_text[printed[0]] = type
         return type
 
     def check_rank(self, type: TensorType, at: int) -> None:
@@ -327,6 +347,12 @@ _DTYPES = {d.value: d for d in NUMBERS}
 
 def _fields(op_class: type[Op]) -> Any:
     return fields(cast(Any, op_class))
+
+
+@cache
+def _declared(op_class: type[Op]) -> dict[str, str]:
+    """Return the names of the attributes of an op with their declared types."""
+    return {f.name: str(f.type if isinstance(f.type, str) else f.type.__name__) for f in _fields(op_class)}
 
 
 _WANTED = {

@@ -14,6 +14,7 @@ from ops.cases import CASES, Case
 from fusec.errors import ModelError
 from fusec.ir import NUMBERS, Constant, DType, Graph, Literal, TensorType, Value, print_graph, print_node
 from fusec.ops import pw
+from fusec.ops.pointwise import Pointwise
 from fusec.reference import evaluate
 from fusec.text import parse
 
@@ -144,6 +145,36 @@ def test_result_types_may_be_left_out_and_orders_given() -> None:
     y, z = parse(text).outputs
     assert y.type.order == (0, 2, 3, 1)
     assert z.type.order == ()
+
+
+@pytest.mark.parametrize(
+    ("rest", "type"),
+    [
+        (" {1,0}", "f32[2,3]{1,0}"),
+        (" # a comment\n  {1,0}", "f32[2,3]{1,0}"),
+        ("{ 1, 0 }", "f32[2,3]{1,0}"),
+        ("\n of [4,3]", "f32[2,3] of [4,3]"),
+        ("{1,0} of [4,3]", "f32[2,3]{1,0} of [4,3]"),
+        ("{1,0}\tof [4,3]", "f32[2,3]{1,0} of [4,3]"),
+        (" ", "f32[2,3]"),
+    ],
+)
+def test_a_type_is_read_to_its_end_also_after_a_shorter_one(rest: str, type: str) -> None:
+    inputs = f"%a: f32[2,3], %b: f32[2,3]{{1,0}}, %c: f32[2,3]{rest}"
+    assert str(parse(f'graph "g" ({inputs}) {{ return %c }}').inputs[2].type) == type
+
+
+def test_the_result_types_of_a_node_are_inferred_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    op = type(pw("tanh"))
+    infer, asked = op.infer, list[TensorType]()
+
+    def counted(self: Pointwise, *operands: TensorType) -> tuple[TensorType, ...]:
+        asked.extend(operands)
+        return infer(self, *operands)
+
+    monkeypatch.setattr(op, "infer", counted)
+    parse('graph "g" (%a: f32[2,3]) { %b = tanh(%a) : f32[2,3] return %b }')
+    assert asked == [TensorType((2, 3), DType.F32)]
 
 
 def test_colons_belong_to_names_but_the_last() -> None:

@@ -7,10 +7,9 @@ engine and knobs are used to build them again.
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -30,8 +29,9 @@ from fusec.artifacts.members import (
     versions,
 )
 from fusec.artifacts.read_program import read_program
-from fusec.artifacts.safetensors import header_bytes, read, type_of
+from fusec.artifacts.safetensors import type_of
 from fusec.artifacts.shape_table import ShapeTable
+from fusec.artifacts.weights_member import WeightsMember
 from fusec.errors import ModelError, VerifyError
 from fusec.execution.compilation import Compiled
 from fusec.gpu import device
@@ -98,7 +98,9 @@ def table(path: str | Path) -> ShapeTable | None:
 
 
 def load(path: str | Path, target: str, store: PlanStore | None = None) -> Artifact:
-    """Read the contents of a file for a target. Weights that only the imported model has are read at first use.
+    """Read the contents of a file for a target.
+
+    The text of the imported model is checked, but parsed at first use. Weights that only it has are read at first use.
 
     Of a file with several sets of input shapes, these are the contents for the first one.
     store: tells which serialized plans are trusted; default: the plan cache of this machine.
@@ -126,31 +128,32 @@ def _load(file: Reader, target: str, store: PlanStore | None, count: int) -> lis
         raise ModelError(f"{path}: {container.MANIFEST}: plans: {error}") from error
     options = Options.from_names(saved["precision"], saved["disable"], state=state, orders=orders, plans=plans)
     options = replace(options, target=gpu)
-    weights = _weights(file, WEIGHTS, file.check(WEIGHTS))
-    late = {**_lazy_weights(file), **_left_out(file), **weights}
     _log.info("%s: read for %s, made with cuDNN %s", path, target, manifest["cudnn"] or "none")
     kernels, untrusted = _kernels(file, target, store or PlanStore())
+    notes = (f"{path}: {untrusted} of its kernels were not compiled here and are compiled anew",) if untrusted else ()
+    weights, source_weights = WeightsMember(file, WEIGHTS), WeightsMember(file, SOURCE_WEIGHTS)
     found: list[Artifact] = []
     derived: dict[Hashable, Literal] = {}
-    for number in range(count):
-        folder = folder_of(number)
-        graph = _graph(file, f"{folder}{target}/graph.txt", weights)
-        source = _graph(file, folder + SOURCE, late)
-        member = f"{folder}{target}/program.json"
-        data = file.json(member)
-        try:
-            program = read_program(graph, data, weights, derived)
-            judge = None if deviceless.is_absent() else _LazyJudge(gpu, options)
-            compiled = Compiled(source, program, gpu, options, judge)
-            lock = lockfile.parse(file.text(folder + lockfile.NAME), f"{path}: {folder}{lockfile.NAME}")
-            lock = replace(lock, timed=target in manifest.get("timed", [target]))
-            read = _with_plans(file, replace(compiled, tuned=lock), data, lock, store)
-        except (KeyError, TypeError, ValueError, IndexError, AttributeError, AssertionError, VerifyError) as error:
-            raise ModelError(f"{path}: {member}: not a program of this graph: {error}") from error
-        notes = (
-            (f"{path}: {untrusted} of its kernels were not compiled here and are compiled anew",) if untrusted else ()
-        )
-        found.append(replace(read, kernels=kernels, notes=(*read.notes, *notes)))
+    with weights.read_in_thread():
+        own = weights.literals()
+        late = {**source_weights.literals(), **_left_out(file), **own}
+        for number in range(count):
+            folder = folder_of(number)
+            member = f"{folder}{target}/graph.txt"
+            graph = _graph(path, member, file.text(member), own)
+            source = cache(partial(_graph, path, folder + SOURCE, file.text(folder + SOURCE), late))
+            member = f"{folder}{target}/program.json"
+            data = file.json(member)
+            try:
+                program = read_program(graph, data, own, derived)
+                judge = None if deviceless.is_absent() else _LazyJudge(gpu, options)
+                compiled = Compiled(source, program, gpu, options, judge)
+                lock = lockfile.parse(file.text(folder + lockfile.NAME), f"{path}: {folder}{lockfile.NAME}")
+                lock = replace(lock, timed=target in manifest.get("timed", [target]))
+                read = _with_plans(file, replace(compiled, tuned=lock), data, lock, store)
+            except (KeyError, TypeError, ValueError, IndexError, AttributeError, AssertionError, VerifyError) as error:
+                raise ModelError(f"{path}: {member}: not a program of this graph: {error}") from error
+            found.append(replace(read, kernels=kernels, notes=(*read.notes, *notes)))
     return found
 
 
@@ -200,32 +203,6 @@ def _is_order(pair: Any) -> bool:
             return False
 
 
-def _weights(file: Reader, member: str, data: memoryview) -> dict[str, Literal]:
-    try:
-        return read(data)
-    except ModelError as error:
-        raise ModelError(f"{file.path}: {member}: {error}") from error
-
-
-def _lazy_weights(file: Reader) -> dict[str, Literal]:
-    """Return the weights that only the imported model has. They are checked at first use, as no step reads them."""
-    room, lock, checked = file.room(SOURCE_WEIGHTS), threading.Lock(), list[bool]()
-    file.fill(SOURCE_WEIGHTS, room[:8])
-    file.fill(SOURCE_WEIGHTS, room[: header_bytes(room)])
-
-    def late(literal: Literal) -> Literal:
-        def load() -> Any:
-            with lock:
-                if not checked:
-                    file.check(SOURCE_WEIGHTS, room)
-                    checked.append(True)
-            return literal.array
-
-        return Literal(literal.type, load, literal.label)
-
-    return {name: late(literal) for name, literal in _weights(file, SOURCE_WEIGHTS, room.toreadonly()).items()}
-
-
 def _left_out(file: Reader) -> dict[str, Literal]:
     """Return the weights of the imported model that the file was written without."""
     if LEFT_OUT not in file:
@@ -241,12 +218,11 @@ def _left_out(file: Reader) -> dict[str, Literal]:
         raise ModelError(f"{file.path}: {LEFT_OUT}: has another form than fusec writes: {wrong}") from wrong
 
 
-def _graph(file: Reader, member: str, weights: Mapping[str, Literal]) -> Graph:
+def _graph(path: Path, member: str, text: str, weights: Mapping[str, Literal]) -> Graph:
     try:
-        return parse(file.text(member), weights)
+        return parse(text, weights)
     except ModelError as error:
-        where = f"{file.path}: "
-        raise error if str(error).startswith(where) else ModelError(f"{where}{member}: {error}") from error
+        raise ModelError(f"{path}: {member}: {error}") from error
 
 
 def _with_plans(

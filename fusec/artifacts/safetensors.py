@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import IO, Any
 
@@ -62,8 +62,11 @@ def write(file: IO[bytes], literals: Iterable[Literal]) -> str:
     return sha.hexdigest()
 
 
-def read(data: memoryview) -> dict[str, Literal]:
-    """Return the literals by name; they share the memory of `data`. Raises ModelError for damaged data."""
+def read(data: memoryview, wait: Callable[[], object] = lambda: None) -> dict[str, Literal]:
+    """Return the literals by name; they share the memory of `data`. Raises ModelError for damaged data.
+
+    wait: called before the bytes of a tensor are used, if only the header of `data` has been read yet.
+    """
     try:
         start = header_bytes(data)
         if start < 8:
@@ -72,7 +75,7 @@ def read(data: memoryview) -> dict[str, Literal]:
         metadata: dict[str, str] = header.pop("__metadata__", {})
         body = data[start:]
         return {
-            name: _literal(body, entry, str(metadata.get(name, name)), metadata.get(f"dtype:{name}"))
+            name: _literal(body, entry, str(metadata.get(name, name)), metadata.get(f"dtype:{name}"), wait)
             for name, entry in header.items()
         }
     except (ValueError, KeyError, TypeError, AttributeError, VerifyError) as error:
@@ -85,7 +88,7 @@ def header_bytes(data: memoryview) -> int:
     return 0 if len(data) < 8 or length > min(len(data) - 8, MAX_HEADER_BYTES) else 8 + length
 
 
-def _literal(body: memoryview, entry: Any, label: str, unnamed: str | None) -> Literal:
+def _literal(body: memoryview, entry: Any, label: str, unnamed: str | None, wait: Callable[[], object]) -> Literal:
     shape = tuple(map(int, entry["shape"]))
     type = TensorType(shape, _DTYPES[entry["dtype"]]) if unnamed is None else type_of(unnamed)
     if unnamed is not None and (type.dtype in _NAMES or entry["dtype"] != _BYTES or as_stored(type) != shape):
@@ -95,6 +98,7 @@ def _literal(body: memoryview, entry: Any, label: str, unnamed: str | None) -> L
         raise ModelError(f"{label!r}: {type} is not stored at bytes {start} to {end}")
 
     def view() -> np.ndarray[Any, Any]:
+        wait()
         if type.dtype.bits < 8:
             return from_codes(np.frombuffer(body[start:end], np.uint8), type.size, type.dtype).reshape(type.shape)
         return np.frombuffer(body[start:end], type.dtype.numpy).reshape(type.shape)

@@ -20,7 +20,7 @@ app = typer.Typer(help="Show, clear, export or import the plan cache.")
 @app.command()
 def info(as_json: AsJson = False) -> None:
     """Show what the plan cache holds, and its folder."""
-    from fusec.diagnostics.explain.table import bytes_text
+    from fusec.diagnostics.text_table import bytes_text
     from fusec.plans.plan_cache import PlanStore
 
     found = PlanStore().info()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from fusec import frontends, passes
 from fusec.compiler.choose_judge import choose_judge
 from fusec.compiler.compile_ahead import ProposedKernels, compiled_ahead
-from fusec.diagnostics import hints
+from fusec.diagnostics import launch_hint
 from fusec.errors import ModelError
 from fusec.execution.compilation import Compiled
 from fusec.execution.compile_options import CompileOptions
@@ -112,7 +112,7 @@ def build_program(
     program = concat_in_place(program, asked, pass_options)
     _log.info("partitioned for %s in %s: %s", target.name, pass_options.precision, program.counts)
     compiled = Compiled(source, program, target, pass_options, judge)
-    if (hint := hints.launches(compiled)) is not None:
+    if (hint := launch_hint.launches(compiled)) is not None:
         _log.warning("%s", hint.text)
     return compiled
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import asdict, dataclass
-from typing import Any
 
 from fusec.diagnostics.explain.float_edges import float_edges, is_integer_product
-from fusec.diagnostics.explain.table import listed
+from fusec.diagnostics.launch_hint import FEW, GROWTH, WIDTH, Hint, launches, most_text, nodes_text
+from fusec.diagnostics.text_table import listed
 from fusec.errors import LoweringError
 from fusec.execution.compilation import Compiled
 from fusec.ir import Constant, Graph, Node
@@ -16,32 +15,9 @@ from fusec.ops import ANCHORS
 from fusec.passes.base import FASTEST
 from fusec.passes.partition.equivalent_spellings import IN_HALVES
 from fusec.plans.verdict import UNASKED, Refused
-from fusec.schedule.program import Kind, Partition, Program, body_of
+from fusec.schedule.program import Kind, body_of
 from fusec.system.printable import printable
 from fusec.targets.target import CPU
-
-MANY_LAUNCHES = 200
-GROWTH = 3  # launches or ops for each node of the model, from which it counts as grown
-FEW = 20  # launches or ops that are too few to matter, however much they grew
-
-_NAMED, _WIDTH = 3, 80  # things that a hint names, and their room
-
-
-@dataclass(frozen=True)
-class Hint:
-    """One thing that a user may want to know.
-
-    kind: `precision`, `unrolled`, `launches`, `quantised`, `rounding` or `budget`.
-    grew: there are GROWTH times as many launches or ops as the model has nodes.
-    """
-
-    kind: str
-    text: str
-    grew: bool = False
-
-    def to_json(self) -> dict[str, Any]:
-        """Return plain data."""
-        return asdict(self)
 
 
 def hints(compiled: Compiled) -> tuple[Hint, ...]:
@@ -100,25 +76,9 @@ def _unrolled(source: Graph) -> Hint | None:
         return None
     return Hint(
         "unrolled",
-        f"the model's {_nodes(len(became))} became {ops} ops, because loops are unrolled and composite ops are written "
-        f"out; most come from {_most(became, 'ops')}",
+        f"the model's {nodes_text(len(became))} became {ops} ops, because loops are unrolled and composite ops are "
+        f"written out; most come from {most_text(became, 'ops')}",
         grew=True,
-    )
-
-
-def launches(compiled: Compiled) -> Hint | None:
-    """Tell that a program has many launches, and which nodes of the model they come from."""
-    program = compiled.program
-    nodes = {node.origin[0] for node in compiled.source.nodes if node.origin}
-    grew = bool(nodes) and program.launches >= max(GROWTH * len(nodes), FEW)
-    if program.launches < MANY_LAUNCHES and not grew:
-        return None
-    of_model = f", from {_nodes(len(nodes))} of the model" if nodes else ""
-    return Hint(
-        "launches",
-        f"{program.launches} launches{of_model}, and each takes its time, also if it computes little; "
-        f"most come from {_most(_sources(program, grew), 'launches')}",
-        grew,
     )
 
 
@@ -137,17 +97,6 @@ def _unasked(compiled: Compiled) -> Hint | None:
     )
 
 
-def _sources(program: Program, grew: bool) -> Counter[str]:
-    """Count launches by the node of the model they come from; if none became several, by their ops."""
-    steps = [step for step in program.steps if step.kind is not Kind.VIEW]
-
-    def origin(step: Partition) -> str:
-        """Return the node that a step's products come from; of a rewritten op the op itself."""
-        return next((node.origin[0] for node in reversed(step.nodes) if node.origin), step.signature)
-
-    return Counter(map(origin, steps) if grew else (step.signature for step in steps))
-
-
 def _quantised(compiled: Compiled) -> Hint | None:
     """Tell how many products of a quantised model stay in floats, with the most frequent reason."""
     floats = float_edges(compiled)
@@ -155,7 +104,7 @@ def _quantised(compiled: Compiled) -> Hint | None:
         return None
     ((reason, count), *others) = Counter(edge.reason for edge in floats).most_common()
     first = next(edge for edge in floats if edge.reason == reason)
-    where = listed(first.nodes or (first.value,), _WIDTH)
+    where = listed(first.nodes or (first.value,), WIDTH)
     more = f", and {sum(n for _, n in others)} for other reasons" if others else ""
     return Hint(
         "quantised",
@@ -181,14 +130,3 @@ def _rounding(compiled: Compiled) -> Hint | None:
         f"{count} of {len(steps)} products of integers were measured to be faster in fp16, so the model may be slower "
         "than its float form. --rounding fastest lets both forms compete; in floats, activations are not rounded",
     )
-
-
-def _nodes(count: int) -> str:
-    return f"{count} node{'s' * (count != 1)}"
-
-
-def _most(counts: Counter[str], what: str) -> str:
-    """Name the largest of some counts, without those that matter little next to the first."""
-    named = counts.most_common(_NAMED)
-    large = [(name, count) for name, count in named if 10 * count >= named[0][1]]
-    return ", ".join(f"{listed((name,), _WIDTH)} ({count} {what})" for name, count in large)

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from fusec.diagnostics.explain import Explanation, explain
-from fusec.diagnostics.explain.table import bytes_text, listed
+from fusec.diagnostics.text_table import bytes_text, listed
 from fusec.execution.signature import SymbolicSpec, TensorSpec
 from fusec.system.printable import printable
 
@@ -27,7 +27,7 @@ def program_text(executable: Executable) -> str:
     """Return the line for one program: model, target, precision, device, launches, inputs and outputs."""
     compiled = executable.compiled
     return (
-        f"<fusec.Executable {_name(compiled.source.name)} for {compiled.target.name} in {compiled.options.precision}, "
+        f"<fusec.Executable {_name(compiled.graph.name)} for {compiled.target.name} in {compiled.options.precision}, "
         f"{_where(executable.device)}: {_launches(_explained(executable))}, "
         f"{_specs(executable.inputs)} -> {_specs(executable.outputs)}>"
     )
@@ -58,7 +58,7 @@ def program_html(executable: Executable) -> str:
         )
         for s in explanation.steps
     ]
-    return _card(f"fusec.Executable {_name(compiled.source.name)}", rows, f"{len(steps)} steps", head, steps)
+    return _card(f"fusec.Executable {_name(compiled.graph.name)}", rows, f"{len(steps)} steps", head, steps)
 
 
 def shapes_text(executable: DynamicExecutable) -> str:

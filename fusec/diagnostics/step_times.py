@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from fusec.diagnostics.explain.table import bytes_text
+from fusec.diagnostics.text_table import bytes_text
 from fusec.execution.simulator_backend import SimulatorBackend
 from fusec.gpu.autotune.step_choices import TunedChoices
 from fusec.passes.partition.cost_model import limit_us

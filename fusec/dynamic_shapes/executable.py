@@ -12,15 +12,11 @@ from collections import OrderedDict
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from itertools import count
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fusec import frontends
-from fusec.diagnostics.explain import Explanation
-from fusec.diagnostics.notebook import shapes_html, shapes_text
-from fusec.diagnostics.step_times import Bench
-from fusec.diagnostics.verify import Report
 from fusec.dynamic_shapes.padding import Padding, pad
 from fusec.dynamic_shapes.save_shapes import representatives, save
 from fusec.dynamic_shapes.size_ranges import sizing_of
@@ -32,8 +28,13 @@ from fusec.ir import Array
 from fusec.ops.random import STATE_NAME
 from fusec.runtime import Executable
 from fusec.segments.executable import AnyExecutable
-from fusec.segments.records import SegmentedExplanation
 from fusec.system.unpicklable import Unpicklable
+
+if TYPE_CHECKING:
+    from fusec.diagnostics.explain import Explanation
+    from fusec.diagnostics.step_times import Bench
+    from fusec.diagnostics.verify import Report
+    from fusec.segments.records import SegmentedExplanation
 
 MAX_SHAPES = 8
 
@@ -75,10 +76,14 @@ class DynamicExecutable(Unpicklable):
 
     def __repr__(self) -> str:
         """Describe the model and its programs in one line."""
+        from fusec.diagnostics.notebook import shapes_text
+
         return shapes_text(self)
 
     def _repr_html_(self) -> str:
         """Describe the model and its programs for notebooks."""
+        from fusec.diagnostics.notebook import shapes_html
+
         return shapes_html(self)
 
     @property

@@ -84,7 +84,7 @@ def chosen_shapes(path: str | os.PathLike[str], table: ShapeTable, given: GivenS
 
 def _programs(path: str | os.PathLike[str], target: str) -> dict[Key, fusec_file.Artifact]:
     artifacts = fusec_file.load_all(os.fspath(path), target)
-    return {tuple(v.type.shape for v in each.compiled.source.inputs): each for each in artifacts}
+    return {tuple(v.type.shape for v in each.compiled.graph.inputs): each for each in artifacts}
 
 
 def _sizing(table: ShapeTable) -> Sizing:
@@ -110,17 +110,18 @@ def _check_table(
     """Check that the table of shapes is about the programs. Raises ModelError if it is not."""
     sizing, names = _sizing(table), [spec.name for spec in table.inputs]
     wrong = f"{os.fspath(path)}: its table of shapes does not fit its programs"
-    sources = [each.compiled.source for each in programs.values()]
-    if any([v.name for v in s.inputs] != names or len(s.outputs) != len(table.outputs) for s in sources):
+    graphs = [each.compiled.graph for each in programs.values()]
+    if any([v.name for v in g.inputs] != names or len(g.outputs) != len(table.outputs) for g in graphs):
         raise ModelError(wrong)
+    first = next(iter(programs.values())).compiled.source
     try:
         for key in (*programs, *proved):
             sizing.dims(dict(zip(names, key, strict=True)))
-        padding = Padding(frontends.Source(sources[0]), sizing, table.buckets, cached=0, proved=proved)
+        padding = Padding(frontends.Source(first), sizing, table.buckets, cached=0, proved=proved)
         for key, crops in proved.items():
             shapes = dict(zip(names, key, strict=True))
             large = padding.padded(shapes, padding.changed(sizing.dims(shapes)))
-            results = programs[tuple(large[name] for name in names)].compiled.source.outputs
+            results = programs[tuple(large[name] for name in names)].compiled.graph.outputs
             if not all(crop.fits(v.type.shape) for crop, v in zip(crops, results, strict=True)):
                 raise ModelError(wrong)
     except (ExecutionError, ValueError, KeyError) as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -35,17 +36,25 @@ def label(asked: bool, target: str) -> str:
 class Compiled:
     """A model compiled for one target, before it is prepared to run.
 
-    source: the model as imported; `program.graph` is the model after the passes.
+    imported: the model as imported, or a function that reads it at first use and then returns the same graph.
     judge: decided what fuses, and answers for reports; None for a loaded file without cuDNN.
     tuned: the tuned or locked choices of the program's steps; None if nothing was tuned or locked.
     """
 
-    source: Graph
+    imported: Graph | Callable[[], Graph]
     program: Program
     target: Target
     options: Options
     judge: Judge | None
     tuned: TunedChoices | Lock | None = None
+
+    @cached_property
+    def source(self) -> Graph:
+        """Return the model as imported; `program.graph` is the model after the passes.
+
+        Raises ModelError if the model is in a file and has another form than fusec writes.
+        """
+        return self.imported if isinstance(self.imported, Graph) else self.imported()
 
     @property
     def asked(self) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from fusec.diagnostics.explain import Explanation
-from fusec.diagnostics.explain.table import bytes_text
+from fusec.diagnostics.text_table import bytes_text
 from fusec.system.printable import printable
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from functools import cache
 from typing import Any, ClassVar, cast
 
 import numpy as np
@@ -29,12 +30,12 @@ class Op:
 
     def __post_init__(self) -> None:
         # An int in a float attribute becomes a float, so that equal ops have equal text.
-        for f in fields(cast(Any, self)):
-            value = getattr(self, f.name)
-            if f.type in ("float", float) and type(value) is int:
-                object.__setattr__(self, f.name, float(value))
-            elif f.type == "tuple[float, ...]":
-                object.__setattr__(self, f.name, tuple(map(float, value)))
+        for name, declared in _float_attributes(type(self)):
+            value = getattr(self, name)
+            if declared == "tuple[float, ...]":
+                object.__setattr__(self, name, tuple(map(float, value)))
+            elif type(value) is int:
+                object.__setattr__(self, name, float(value))
 
     def infer(self, *operands: TensorType) -> tuple[TensorType, ...]:
         raise NotImplementedError
@@ -45,13 +46,25 @@ class Op:
     @property
     def attributes(self) -> dict[str, Any]:
         """Return attribute names and values, in declaration order."""
-        return {f.name: getattr(self, f.name) for f in fields(cast(Any, self))}
+        return {name: getattr(self, name) for name in _attribute_names(type(self))}
 
     @property
     def printed(self) -> dict[str, Any]:
         """Return the attributes that text shows."""
         defaults = {f.name: f.default for f in fields(cast(Any, self)) if f.name in self.rare}
         return {k: v for k, v in self.attributes.items() if k not in defaults or v != defaults[k]}
+
+
+@cache
+def _attribute_names(op_class: type[Op]) -> tuple[str, ...]:
+    return tuple(f.name for f in fields(cast(Any, op_class)))
+
+
+@cache
+def _float_attributes(op_class: type[Op]) -> tuple[tuple[str, Any], ...]:
+    """Return the names and declared types of the attributes that hold floats."""
+    declared = ((f.name, f.type) for f in fields(cast(Any, op_class)))
+    return tuple((name, type) for name, type in declared if type in ("float", float, "tuple[float, ...]"))
 
 
 @dataclass(frozen=True)

@@ -182,7 +182,7 @@ class TensorType:
             len(self.within) != len(self.shape) or any(w < d for w, d in zip(self.within, self.shape, strict=True))
         ):
             raise VerifyError(f"{list(self.shape)} is not within {list(self.within)}")
-        if any(d < 0 for d in self.shape):
+        if min(self.shape, default=0) < 0:
             raise VerifyError(f"negative dimension in shape {list(self.shape)}")
         if self.nbytes > MAX_TENSOR_BYTES:
             raise SizeError(self, self.nbytes, MAX_TENSOR_BYTES)

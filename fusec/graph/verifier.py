@@ -47,17 +47,18 @@ def check(graph: Graph) -> None:
 
 
 def _check_node(node: Node, defined: set[Value]) -> None:
-    for index, operand in enumerate(node.operands):
+    operands = node.operands
+    for index, operand in enumerate(operands):
         if operand not in defined:
             raise VerifyError(f"{node!r}: operand {quote(operand.name)} is not defined before its use")
         if (node, index) not in operand._uses:
             raise VerifyError(f"{node!r}: operand {quote(operand.name)} does not know of this use")
     # `infer` depends only on these immutable objects, so it is not called again for the same ones after each pass.
-    checked = (node.op, *(v.type for v in node.operands), *(v.type for v in node.results))
+    checked = (node.op, *[v.type for v in operands], *[v.type for v in node.results])
     if len(checked) == len(node._checked) and all(map(is_, checked, node._checked)):
         return
     try:
-        inferred = node.op.infer(*(v.type for v in node.operands))
+        inferred = node.op.infer(*(v.type for v in operands))
     except VerifyError as error:
         raise VerifyError(f"{node!r}: {error}") from None
     if len(inferred) != len(node.results):

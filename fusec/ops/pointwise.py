@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from fusec.errors import VerifyError
 from fusec.ir import Array, DType, Op, TensorType
 from fusec.ops.spec import broadcast, require, require_arity, result_order, special, widened
 
@@ -42,6 +43,7 @@ class Row:
     commutative: bool = False
 
 
+@dataclass(frozen=True)
 class Pointwise(Op):
     """Base of the ops made from the table."""
 
@@ -51,11 +53,9 @@ class Pointwise(Op):
         row = self.row
         require_arity(row.name, operands, row.arity)
         same = operands[1:] if row.rule == "select" else operands
-        require(
-            all(t.dtype == same[0].dtype for t in same),
-            f"operands differ in dtype: {', '.join(t.dtype.value for t in operands)}",
-        )
         dtype = same[0].dtype
+        if any(t.dtype is not dtype for t in same):
+            raise VerifyError(f"operands differ in dtype: {', '.join(t.dtype.value for t in operands)}")
         if row.rule in ("float", "test"):
             require(dtype.is_float, f"{row.name} takes floating-point operands, not {dtype.value}")
         elif row.rule == "number":
@@ -71,8 +71,9 @@ class Pointwise(Op):
         if "axis" in row.defaults:
             axis = self.attributes["axis"]
             require(0 <= axis < operands[0].rank, f"axis {axis} is out of range for rank {operands[0].rank}")
-        nan = [k for k, v in self.attributes.items() if math.isnan(v)]
-        require(not nan, f"{row.name}: {', '.join(nan)} is NaN")
+        if row.defaults:
+            nan = [k for k, v in self.attributes.items() if math.isnan(v)]
+            require(not nan, f"{row.name}: {', '.join(nan)} is NaN")
         shape = broadcast([t.shape for t in operands])
         result = DType.BOOL if row.rule in ("compare", "test") else dtype
         return (TensorType(shape, result, result_order(shape, operands)),)
@@ -284,13 +285,11 @@ def _clip(xp: Any, a: Any, x: Array) -> Array:
 
 
 def _make(row: Row) -> type[Pointwise]:
-    return make_dataclass(
-        row.name,
-        [(k, type(v), field(default=v)) for k, v in row.defaults.items()],
-        bases=(Pointwise,),
-        namespace={"name": row.name, "row": row, "commutative": row.commutative, "__module__": __name__},
-        frozen=True,
-    )
+    members = {"name": row.name, "row": row, "commutative": row.commutative, "__module__": __name__}
+    if not row.defaults:  # without attributes there is nothing to add to the base, and a dataclass takes long to make
+        return type(row.name, (Pointwise,), members)
+    attributes = [(k, type(v), field(default=v)) for k, v in row.defaults.items()]
+    return make_dataclass(row.name, attributes, bases=(Pointwise,), namespace=members, frozen=True)
 
 
 CLASSES: Mapping[str, type[Pointwise]] = {row.name: _make(row) for row in TABLE}

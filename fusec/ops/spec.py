@@ -21,8 +21,9 @@ def require(condition: bool, reason: str) -> None:
 def require_arity(op: str, operands: Sequence[TensorType], low: int, high: int | None = None) -> None:
     """Check the number of operands: exactly `low`, or `low` to `high`."""
     high = low if high is None else high
-    count = f"{low}" if low == high else f"{low} to {high}"
-    require(low <= len(operands) <= high, f"{op} takes {count} operands, not {len(operands)}")
+    if not low <= len(operands) <= high:
+        count = f"{low}" if low == high else f"{low} to {high}"
+        raise VerifyError(f"{op} takes {count} operands, not {len(operands)}")
 
 
 def require_float(op: str, *operands: TensorType) -> None:
@@ -47,12 +48,14 @@ def normalize_axis(axis: int, rank: int) -> int:
 
 def broadcast(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
     """Broadcast shapes as NumPy does. Raises VerifyError if they do not agree."""
+    if len(set(shapes)) == 1:
+        return shapes[0]
     rank = max(map(len, shapes), default=0)
     result: list[int] = []
-    for dim in range(-rank, 0):
-        sizes = {s[dim] for s in shapes if len(s) >= -dim}
-        wide = sizes - {1}
-        require(len(wide) <= 1, f"shapes {', '.join(str(list(s)) for s in shapes)} do not broadcast")
+    for sizes in zip(*((1,) * (rank - len(s)) + s for s in shapes), strict=True):
+        wide = {*sizes} - {1}
+        if len(wide) > 1:
+            raise VerifyError(f"shapes {', '.join(str(list(s)) for s in shapes)} do not broadcast")
         result.append(wide.pop() if wide else 1)
     return tuple(result)
 

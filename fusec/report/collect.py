@@ -9,8 +9,8 @@ from typing import Any
 
 from fusec import lockfile
 from fusec.diagnostics.explain import Explanation, Progress, explain, float_edges, with_chosen_plans
-from fusec.diagnostics.explain.table import bytes_text
 from fusec.diagnostics.step_times import Bench
+from fusec.diagnostics.text_table import bytes_text
 from fusec.execution.compilation import Compiled
 from fusec.gpu import kernels
 from fusec.ir import Graph, Node, TensorType, Value, channels_last, print_node

@@ -15,7 +15,7 @@ from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 from fusec import __version__
-from fusec.diagnostics.explain.table import bytes_text, listed
+from fusec.diagnostics.text_table import bytes_text, listed
 from fusec.errors import FusecError
 from fusec.system.printable import printable, printable_lines
 

@@ -8,7 +8,7 @@ from difflib import SequenceMatcher
 
 from fusec.diagnostics.explain.compare import step_groups
 from fusec.diagnostics.explain.data import Decline
-from fusec.diagnostics.explain.table import bytes_text
+from fusec.diagnostics.text_table import bytes_text
 from fusec.report.records import ReportedProgram, ReportedStep
 from fusec.report.render import time_text
 

@@ -14,10 +14,6 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from fusec.diagnostics.hints import Hint
-from fusec.diagnostics.must_fuse import check
-from fusec.diagnostics.notebook import segments_html, segments_text
-from fusec.diagnostics.verify import Report
 from fusec.errors import CheckError, ExecutionError, FusecError, VerifyError
 from fusec.execution.signature import Interface, SymbolicSpec, bare, by_name
 from fusec.graph.string_array import text_bytes
@@ -32,6 +28,8 @@ from fusec.system.compile_timer import CompileTimes
 from fusec.system.unpicklable import Unpicklable
 
 if TYPE_CHECKING:
+    from fusec.diagnostics.launch_hint import Hint
+    from fusec.diagnostics.verify import Report
     from fusec.frontends import Source
     from fusec.frontends.onnx.emission.host_values import Answer
     from fusec.frontends.onnx.emission.loop_body import LoopBody
@@ -86,10 +84,14 @@ class SegmentedExecutable(Unpicklable):
 
     def __repr__(self) -> str:
         """Describe the model and its programs in one line."""
+        from fusec.diagnostics.notebook import segments_text
+
         return segments_text(self)
 
     def _repr_html_(self) -> str:
         """Describe the model and its programs for notebooks."""
+        from fusec.diagnostics.notebook import segments_html
+
         return segments_html(self)
 
     @property
@@ -256,6 +258,8 @@ class SegmentedExecutable(Unpicklable):
 
         Raises ExecutionError if none is compiled.
         """
+        from fusec.diagnostics.verify import Report
+
         with self._lock:
             programs = self._named_programs()
             if not programs:
@@ -270,6 +274,8 @@ class SegmentedExecutable(Unpicklable):
 
         It must occur in one of them, and each place in any of them must be one step.
         """
+        from fusec.diagnostics.must_fuse import check
+
         programs = self.programs
         if not programs:
             raise CheckError(f"{pattern}: no segment has a program: all of the model runs on the host so far")

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from fusec.diagnostics.explain import Explanation
-from fusec.diagnostics.explain.data import WIDTH
-from fusec.diagnostics.explain.table import bytes_text, wrapped
+from fusec.diagnostics.text_table import WIDTH, bytes_text, wrapped
 from fusec.schedule.program import counts
 from fusec.system.printable import printable
+
+if TYPE_CHECKING:
+    from fusec.diagnostics.explain import Explanation
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from fusec.artifacts import container, fusec_file, read_file
 from fusec.diagnostics.explain import explain
 from fusec.errors import FusecError, ModelError
 from fusec.execution.compilation import Compiled
-from fusec.ir import print_graph
+from fusec.ir import Graph, print_graph
 from fusec.passes import PIPELINE
 from fusec.passes.base import Options, run
 from fusec.passes.partition import partition
@@ -312,6 +313,36 @@ def test_a_program_made_up_is_refused(path: Path, store: PlanStore, change: obje
         fusec_file.load(path, "h200", store)
 
 
+def test_the_imported_model_is_parsed_once_at_its_first_use(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = compiled()
+    fusec_file.save(path, [before])
+    parsed: list[str] = []
+
+    def counted(text: str, *given: Any) -> Graph:
+        parsed.append(text)
+        return parse(text, *given)
+
+    monkeypatch.setattr(read_file, "parse", counted)
+    after = fusec_file.load(path, "h200").compiled
+    assert outputs(after) == outputs(before)
+    assert parsed == [container.Reader(path).text("h200/graph.txt")]
+    copied = replace(after, tuned=None)
+    assert str(after.source) == str(before.source)
+    assert copied.source is after.source
+    assert parsed[1:] == [container.Reader(path).text("source.txt")]
+
+
+def test_an_imported_model_made_up_is_refused_at_its_first_use(path: Path) -> None:
+    before = compiled()
+    fusec_file.save(path, [before])
+    rewritten(path, "source.txt", b'graph "net" (%x: f32[2,3]) {\n  %y = unknown(%x)\n  return %y }')
+    after = fusec_file.load(path, "h200").compiled
+    assert outputs(after) == outputs(before)
+    for _ in range(2):
+        with pytest.raises(ModelError, match=r"net\.fusec: source\.txt: line 2, column 8: unknown op 'unknown'"):
+            _ = after.source
+
+
 def places(data: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     """The path to each part of JSON data; of lists the first two items."""
     yield path
@@ -444,11 +475,13 @@ def test_public_names_and_lean_imports(path: Path) -> None:
     fusec.save(path, [before])
     program = (
         f"import sys, fusec; exe = fusec.load({str(path)!r}); print(exe.device, exe.compiled.target.name);"
-        "print([m for m in ('onnx', 'hypothesis', 'cudnn', 'cupy', 'scipy') if m in sys.modules])"
+        "print([m for m in ('onnx', 'hypothesis', 'cudnn', 'cupy', 'scipy') if m in sys.modules]);"
+        "print([m for m in ('explain', 'hints', 'notebook', 'verify') if f'fusec.diagnostics.{m}' in sys.modules]);"
+        "print(exe.explain().summary)"
     )
     environment = {"FUSEC_DEVICE": "none", "PATH": "", "PYTHONPATH": ":".join(sys.path)}
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, env=environment)
-    assert done.stdout.splitlines() == ["simulated h200", "[]"]
+    assert done.stdout.splitlines() == ["simulated h200", "[]", "[]", explain(before.program, before.target).summary]
 
 
 @pytest.mark.slow

@@ -17,7 +17,7 @@ import fusec as library
 from fusec.cli.common import colour
 from fusec.compiler import compile_model
 from fusec.diagnostics import verify as verifying
-from fusec.diagnostics.explain.table import bytes_text
+from fusec.diagnostics.text_table import bytes_text
 from fusec.plans.plan_filter import PlanFilter
 
 pytestmark = pytest.mark.cudnn

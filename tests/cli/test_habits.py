@@ -16,7 +16,7 @@ from rich.console import Console
 
 import fusec as library
 from fusec.cli.common import bars, output
-from fusec.diagnostics.explain.table import bytes_text
+from fusec.diagnostics.text_table import bytes_text
 from fusec.gpu.cudnn.without_driver import deviceless
 from fusec.system import installed
 

@@ -74,7 +74,7 @@ def test_a_pass_that_changes_the_meaning_is_detected() -> None:
     twin = broken.source.clone()
     victim = next(n for n in twin.nodes if n.op.name == "hard_swish")
     twin.replace(victim.result, twin.insert(pw("swish"), victim.operands, before=victim).result)
-    assert failed(verify(replace(broken, source=twin))) == {"passes"}
+    assert failed(verify(replace(broken, imported=twin))) == {"passes"}
 
 
 def with_body(c: Compiled, change: Graph) -> Compiled:

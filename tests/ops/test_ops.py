@@ -11,7 +11,7 @@ from ops.cases import CASES, Case
 from ops.onnx_oracle import Array
 
 from fusec.ir import DType, TensorType
-from fusec.ops import ALL, BY_NAME
+from fusec.ops import ALL, BY_NAME, pw
 
 NAMED = {f"{name}-{i}": case for name, cases in CASES.items() for i, case in enumerate(cases)}
 FLOATS = {
@@ -40,6 +40,17 @@ def test_every_op_has_a_case() -> None:
     assert all(CASES.values())
     assert all(case.op.name == name for name, cases in CASES.items() for case in cases)
     assert len(BY_NAME) == len(ALL), "two ops share a name"
+
+
+def test_pointwise_ops_are_equal_by_their_name_and_attributes() -> None:
+    assert pw("add") == pw("add")
+    assert hash(pw("add")) == hash(pw("add"))
+    assert pw("add") != pw("mul")
+    assert pw("elu") == pw("elu", alpha=1)
+    assert pw("elu") != pw("elu", alpha=0.5)
+    assert repr(pw("add")) == "add()"
+    with pytest.raises(TypeError, match="unexpected keyword argument 'alpha'"):
+        pw("add", alpha=1.0)
 
 
 @pytest.mark.parametrize("case", params(NAMED))

@@ -56,7 +56,7 @@ def wrote(path: Path, as_json: bool) -> None:
     """Print which file or folder was written and how large it is; nothing next to a JSON document."""
     if quiet or as_json:
         return
-    from fusec.diagnostics.explain.table import bytes_text  # here, because it would triple the time of `fusec --help`
+    from fusec.diagnostics.text_table import bytes_text  # here, because it would triple the time of `fusec --help`
 
     size = path.stat().st_size if path.is_file() else sum(p.stat().st_size for p in path.rglob("*") if p.is_file())
     say(f"wrote {printable(str(path))}, {bytes_text(size)}")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from fusec.diagnostics.explain.data import Explanation, Step
-from fusec.diagnostics.explain.table import bytes_text, listed, table
+from fusec.diagnostics.text_table import bytes_text, listed, table
 
 T = TypeVar("T")
 _NODES_WIDTH = 40

@@ -8,11 +8,9 @@ from typing import Any
 
 from fusec.diagnostics.explain.reasons import reasons
 from fusec.diagnostics.explain.step_table import overview, step_lines
-from fusec.diagnostics.explain.table import bytes_text, wrapped
+from fusec.diagnostics.text_table import WIDTH, bytes_text, wrapped
 from fusec.execution.compilation import label
 from fusec.schedule.program import counts
-
-WIDTH = 118
 
 # NVIDIA's classes of engines (engine_classes.py), and what tables call them.
 SINGLE = "pre-compiled single operation"

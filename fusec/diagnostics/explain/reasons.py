@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from fusec.diagnostics.explain.table import listed, shortened, wrapped
+from fusec.diagnostics.text_table import listed, shortened, wrapped
 
 if TYPE_CHECKING:
     from fusec.diagnostics.explain.data import Cause, Decline, Explanation, FloatEdge

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from fusec.diagnostics.explain.folding import Fold, folds, name_range
-from fusec.diagnostics.explain.table import GAP, bytes_text, listed, shortened, table, wrapped
+from fusec.diagnostics.text_table import GAP, bytes_text, listed, shortened, table, wrapped
 
 if TYPE_CHECKING:
     from fusec.diagnostics.explain.data import Explanation, Step

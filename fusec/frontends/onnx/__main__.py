@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from onnx import defs
 
 from fusec.frontends.onnx.movement import data_dependent
+from fusec.frontends.onnx.other_domains import contrib_functions
 from fusec.frontends.onnx.standard import has_body
-from fusec.frontends.onnx.tables import CONTRIB, EQUAL_TO_ONNX, REVIEWED_OPSET, SEQUENCES, TABLE
+from fusec.frontends.onnx.tables import EQUAL_TO_ONNX, REVIEWED_OPSET, SEQUENCES, TABLE
 
 # Uses of onnxruntime's own ops that fusec refuses; all others are imported.
 REFUSED: Mapping[str, str] = {
@@ -61,7 +62,7 @@ def markdown() -> str:
 def contrib_markdown() -> str:
     """Return the table of the ops that onnxruntime adds, one row for each."""
     lines = ["| Op | Imported | Refused |", "|---|---|---|"]
-    for domain, name in sorted({*CONTRIB, *EQUAL_TO_ONNX}, key=lambda key: key[1]):
+    for domain, name in sorted({*contrib_functions(), *EQUAL_TO_ONNX}, key=lambda key: key[1]):
         same = f"as ONNX's of version {EQUAL_TO_ONNX[domain, name]}" if (domain, name) in EQUAL_TO_ONNX else "yes"
         lines.append(f"| {name} | {same} | {REFUSED.get(name, '')} |")
     return "\n".join(lines)

@@ -23,12 +23,12 @@ from onnx import (
 from fusec.errors import ModelError, VerifyError
 from fusec.frontends.custom_ops import DEFAULT_DOMAINS, CustomOp, CustomOps, qualified
 from fusec.frontends.onnx.advice import require_tensors
-from fusec.frontends.onnx.classical.string_labels import with_numbered_classes
 from fusec.frontends.onnx.importer import Bound, Importer
 from fusec.frontends.onnx.model_file.functions import all_nodes, inlined
 from fusec.frontends.onnx.model_file.inputs import element_type, tensor_type
 from fusec.frontends.onnx.model_file.split_model import TensorFiles, split
 from fusec.frontends.onnx.model_file.structure import GRAPHS, constants, draws, node_names, ordered, report
+from fusec.frontends.onnx.other_domains import CLASSICAL
 from fusec.frontends.onnx.tables import OLDEST_OPSET, newest_versions, unsupported
 from fusec.ir import DType, Graph, Literal
 from fusec.system.byte_ranges import ByteRanges
@@ -122,7 +122,11 @@ def check_model(model: ModelProto, file: str, custom_ops: CustomOps | None = Non
         name = qualified("" if function.domain in DEFAULT_DOMAINS else function.domain, function.name)
         if name in custom_ops:
             raise ModelError(f"{file}: defines {name} as a function of its own, so custom_ops cannot give it another")
-    source = with_numbered_classes(inlined(model, file).graph)
+    source = inlined(model, file).graph
+    if any(node.domain == CLASSICAL for node in source.node):
+        from fusec.frontends.onnx.classical.string_labels import with_numbered_classes  # few models need it
+
+        source = with_numbered_classes(source)
     names = node_names(source.node)
     order = ordered(source, file)
     members = [(names[i], source.node[i]) for i in order]
@@ -142,8 +146,8 @@ def _check_type(model: ModelProto) -> None:
 
 def _unimported(nodes: Iterable[NodeProto], opsets: Mapping[str, int]) -> list[str]:
     """List domains of known ops that nodes or their bodies use but the model does not import."""
-    used = {node.domain for node in all_nodes(nodes)}
-    return sorted(used.intersection(newest_versions()).difference(opsets))
+    missing = {node.domain for node in all_nodes(nodes)}.difference(opsets, DEFAULT_DOMAINS)
+    return sorted(missing.intersection(newest_versions())) if missing else []
 
 
 Port = tuple[str, DType | None, tuple[int | str, ...] | None]  # name, dtype and dims; None if not declared

@@ -13,9 +13,7 @@ from functools import cache
 from onnx import NodeProto, defs
 
 from fusec.frontends.custom_ops import DEFAULT_DOMAINS, CustomOps, qualified
-from fusec.frontends.onnx import classical, contrib, training_steps
 from fusec.frontends.onnx.advice import advice
-from fusec.frontends.onnx.contrib.schemas import schema_from
 from fusec.frontends.onnx.emission.emit import OpFunction, Table
 from fusec.frontends.onnx.model_file.structure import abridged
 from fusec.frontends.onnx.movement import affine_grid, data_dependent, gather_scatter, indexing, resize, sampling, shape
@@ -37,6 +35,7 @@ from fusec.frontends.onnx.ops import (
     spectral,
     strings,
 )
+from fusec.frontends.onnx.other_domains import MICROSOFT, contrib_function, functions_of
 from fusec.frontends.onnx.standard import has_body
 from fusec.system.printable import printable
 
@@ -44,7 +43,6 @@ OLDEST_OPSET = 7
 REVIEWED_OPSET = 28  # newest opset whose op versions were compared with TABLE
 # Ops that models use in older opsets than the one that defines them, because onnxruntime accepts them in any.
 _IN_ANY_OPSET = {"LayerNormalization": 17}
-MICROSOFT = "com.microsoft"
 # Ops of onnxruntime's own domain, by the version of ONNX's op of the same name that they are equal to.
 EQUAL_TO_ONNX: Mapping[tuple[str, str], int] = {
     (MICROSOFT, "DequantizeLinear"): 21,
@@ -81,16 +79,6 @@ TABLE: Table = {
     **sequence.TABLE,
     **strings.TABLE,
 }
-# Ops that the installed onnx does not know: (domain, op).
-CONTRIB: Mapping[tuple[str, str], OpFunction] = {
-    **{(MICROSOFT, op): function for table in contrib.TABLES for op, function in table.items()},
-    ("", "SimplifiedLayerNormalization"): contrib.normalization.simplified_layer_norm,
-}
-# Ops of ONNX's other domains, whose functions serve all versions: by domain, then by op.
-DOMAINS: Mapping[str, Mapping[str, OpFunction]] = {
-    "ai.onnx.ml": classical.TABLE,
-    "ai.onnx.preview.training": training_steps.TABLE,
-}
 # Ops with a sequence of tensors as an operand or result: (domain, op).
 SEQUENCES = frozenset({("", op) for op in ("Identity", "If", "Loop", *(name for name, _ in sequence.TABLE))})
 
@@ -118,13 +106,14 @@ def newest_versions() -> Mapping[str, int]:
 def function_of(op: str, opset: int, domain: str = "") -> tuple[OpFunction, defs.OpSchema] | None:
     """Return the function of an op's newest version in TABLE up to `opset`, and its schema; None if it has none.
 
-    Ops of other domains, and those of CONTRIB, have one version.
+    Ops of other domains, and those that onnxruntime adds, have one version.
     """
-    own = CONTRIB.get((domain, op))
-    if own is not None:
-        return own, schema_from(own, op, domain)
-    if domain in DOMAINS:
-        own, known = DOMAINS[domain].get(op), schema_of(op, opset, domain)
+    contrib = contrib_function(op, domain)
+    if contrib is not None:
+        return contrib
+    functions = functions_of(domain)
+    if functions is not None:
+        own, known = functions.get(op), schema_of(op, opset, domain)
         return None if own is None or known is None else (own, known)
     opset = EQUAL_TO_ONNX.get((domain, op), 0) if domain else max(opset, _IN_ANY_OPSET.get(op, 0))
     schema = schema_of(op, opset)

@@ -201,11 +201,12 @@ class _Attempt:
 
     def application(self, item: Apply, value: Value) -> Iterator[None]:
         node = value.node
-        place = _number_at(item)
         if node is None or node.op.name != item.op.name:
-            if node is not None and node.op.name == "div" and item.op.name == "mul" and place is not None:
-                yield from self.quotient(item, place, node)
-                return
+            if node is not None and node.op.name == "div" and item.op.name == "mul":
+                place = _number_at(item)
+                if place is not None:
+                    yield from self.quotient(item, place, node)
+                    return
             self.miss(f"{node.op.name if node else 'a graph input'} is not {item.op.name}", value)
             return
         operands = node.operands

@@ -8,7 +8,7 @@ import pytest
 from passes.partition.judges import AcceptAll, Measured
 
 from fusec.diagnostics.explain import Explanation, compare, explain
-from fusec.diagnostics.explain.table import bytes_text, listed, shortened, table, wrapped
+from fusec.diagnostics.text_table import bytes_text, listed, shortened, table, wrapped
 from fusec.ir import Constant, Graph
 from fusec.passes.partition import Judge, partition
 from fusec.plans.verdict import Legal, Plan, Refused, Verdict

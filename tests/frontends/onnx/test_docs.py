@@ -11,7 +11,7 @@ from onnx_suite.suite import RECORD, counts
 from benchmarks.checks.onnx_suite import table
 from benchmarks.pages.results_of_costs import read
 from fusec.frontends.onnx.__main__ import REFUSED, contrib_markdown, imports, markdown
-from fusec.frontends.onnx.tables import CONTRIB
+from fusec.frontends.onnx.other_domains import contrib_functions
 
 DOC = Path(__file__).parents[3] / "docs" / "onnx.md"
 
@@ -48,4 +48,4 @@ def test_every_op_that_is_not_imported_has_a_reason() -> None:
 
 
 def test_only_known_ops_have_limits() -> None:
-    assert set(REFUSED) <= {name for _, name in CONTRIB}
+    assert set(REFUSED) <= {name for _, name in contrib_functions()}

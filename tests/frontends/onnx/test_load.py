@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -174,6 +176,26 @@ def test_ai_onnx_is_the_default_domain() -> None:
     proto = one("Relu", [2])
     proto.opset_import[0].domain = proto.graph.node[0].domain = "ai.onnx"
     assert [n.op.name for n in load(proto).nodes] == ["relu"]
+
+
+def test_functions_of_other_domains_are_imported_for_models_that_use_them(tmp_path: Path) -> None:
+    inputs, outputs = [info("x", (2, 3))], [info("y", None)]
+    plain, theirs = tmp_path / "plain.onnx", tmp_path / "theirs.onnx"
+    onnx.save(model([node("Relu", ["x"], ["y"])], inputs, outputs), plain)
+    onnx.save(model([node("FastGelu", ["x"], ["y"], domain="com.microsoft")], inputs, outputs), theirs)
+    program = (
+        "import sys, warnings; from fusec.frontends import load; from fusec.frontends.onnx import tables\n"
+        "warnings.simplefilter('ignore')\n"
+        "for path in sys.argv[1:]:\n"
+        "    load(path)\n"
+        "    found = {m.split('.')[3] for m in sys.modules if m.startswith('fusec.frontends.onnx.')}\n"
+        "    others = sorted(found & {'classical', 'contrib', 'training_steps'})\n"
+        "    print(others, tables.newest_versions.cache_info().misses)\n"
+    )
+    command = [sys.executable, "-c", program, str(plain), str(theirs)]
+    environment = {"FUSEC_DEVICE": "none", "PATH": "", "PYTHONPATH": ":".join(sys.path)}
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    assert done.stdout.splitlines() == ["[] 0", "['contrib'] 1"]
 
 
 def test_unread_outputs_may_be_missing() -> None:

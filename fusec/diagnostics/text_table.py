@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from fusec.system.printable import printable
 
+WIDTH = 118  # of the lines of a report, by default
 GAP = "  "
 ELLIPSIS = "…"
 
