@@ -19,6 +19,7 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 from fusec.errors import VerifyError
+from fusec.graph.body import Body
 from fusec.graph.literal import Literal, MissingLiteral, digest_all, is_scale, load_all, load_early, operand_all
 from fusec.graph.op import Array, Constant, HostArray, Op, Return
 from fusec.graph.printer import (
@@ -40,6 +41,7 @@ __all__ = [
     "INLINE_ELEMENTS",
     "NUMBERS",
     "Array",
+    "Body",
     "Constant",
     "DType",
     "Graph",
@@ -148,10 +150,12 @@ class Graph:
     """A graph in SSA form. Its nodes are in a topological order, and a `return` node comes last.
 
     edits: counts the changes; the graph is unchanged as long as this number is.
+    remarks: why nodes of the model became as many as they did, by the name of the node.
     """
 
     def __init__(self, name: str = "main"):
         self.name = name
+        self.remarks: dict[str, str] = {}
         self._inputs: list[Value] = []
         self._names: set[str] = set()
         self._counter = 0
@@ -415,7 +419,9 @@ class Graph:
 
     def clone(self) -> Graph:
         """Copy the graph. The copy shares only ops and literals, which are immutable."""
-        return self.extract(self.inputs, list(self.nodes), self.outputs, self.output_names)
+        copy = self.extract(self.inputs, list(self.nodes), self.outputs, self.output_names)
+        copy.remarks.update(self.remarks)
+        return copy
 
     def extract(
         self,

@@ -124,6 +124,7 @@ WITHOUT: Mapping[str, str] = {
     ),
     "scatter": _MOVES,
     "cumulate": "cuDNN graphs have no running sums",
+    "scan": "cuDNN graphs have no loop; a kernel of fusec runs all steps in one launch",
     "linear_scan": "cuDNN graphs have no loop; a kernel of fusec runs all steps in one launch",
     **dict.fromkeys(
         ("max_pool_train", "max_pool_backward"), "the cuDNN frontend's Python binding has no resample operation"

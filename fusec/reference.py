@@ -9,7 +9,7 @@ import numpy as np
 
 from fusec.errors import ExecutionError
 from fusec.ir import Array, DType, Graph, Node, Value, quote
-from fusec.ops import Cast
+from fusec.ops import Cast, Scan
 
 
 def evaluate_node(node: Node, operands: list[Array], xp: Any = np) -> tuple[Array, ...]:
@@ -44,6 +44,8 @@ def evaluate(
         operands = [held[v] for v in node.operands]
         if precision and keeps_number(node):
             results = (operands[0].astype(precision.numpy, copy=False),)
+        elif precision and isinstance(node.op, Scan):
+            results = node.op.evaluate(xp, operands, precision.numpy)
         else:
             results = evaluate_node(node, operands, xp)
         for value, array in zip(node.results, results, strict=True):

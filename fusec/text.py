@@ -12,7 +12,20 @@ from typing import Any, NoReturn, TypeVar, cast
 import numpy as np
 
 from fusec.errors import ModelError, VerifyError
-from fusec.ir import NUMBERS, Array, Constant, DType, Graph, Literal, Op, TensorType, Value, print_attribute, quote
+from fusec.ir import (
+    NUMBERS,
+    Array,
+    Body,
+    Constant,
+    DType,
+    Graph,
+    Literal,
+    Op,
+    TensorType,
+    Value,
+    print_attribute,
+    quote,
+)
 from fusec.ops import BY_NAME
 
 _TOKEN = re.compile(
@@ -31,6 +44,7 @@ _TYPE = re.compile(r"\w+\[[0-9,]*\](?:\{[0-9,]*\})?(?: of \[[0-9,]*\])?(?!\s*(?:
 _INTEGER = re.compile(r"-?[0-9]{1,20}")  # no longer than a number of 64 bits
 _MAX_RANK = 32
 _MAX_NESTING = 8  # of lists in attributes
+_MAX_BODIES = 4  # graphs within graphs
 _Item = TypeVar("_Item")
 
 
@@ -58,6 +72,7 @@ class _Parser:
         self.text = text
         self.weights = weights
         self.position = 0
+        self.depth = 0  # graphs around the current one
         self.kind, self.token, self.start = "", "", 0
         self.values: dict[str, Value] = {}
         self.types_by_text: dict[str, TensorType] = {}
@@ -303,7 +318,24 @@ class _Parser:
             return {"true": True, "false": False, "none": None}[self.advance()]
         if self.kind == "word" and self.token in _DTYPES:
             return _DTYPES[self.advance()]
+        if self.kind == "word" and self.token == "graph":
+            return self.body()
         self.fail(f"expected an attribute value, found {self.token!r}")
+
+    def body(self) -> Body:
+        """Parse a graph within a graph. It sees no values but its own."""
+        at, outer, self.values = self.start, self.values, {}
+        self.depth += 1
+        if self.depth > _MAX_BODIES:
+            self.fail(f"graphs nested deeper than {_MAX_BODIES}")
+        graph = self.graph()
+        self.depth -= 1
+        self.values = outer
+        try:
+            graph.verify()
+        except VerifyError as error:
+            self.fail(str(error), at)
+        return Body(graph)
 
     def types(self) -> list[TensorType]:
         types = [self.type()]
@@ -361,6 +393,7 @@ _WANTED = {
     "bool": "true or false",
     "str": "a text in double quotes",
     "DType": "a dtype without quotes, such as f16",
+    "Body": "a graph",
 }
 
 
@@ -382,7 +415,7 @@ def _fits(declared: str, value: Any) -> bool:
         return isinstance(value, tuple) and all(_fits(_item(declared), v) for v in cast("tuple[Any, ...]", value))
     if declared == "float":
         return type(value) in (int, float)
-    return type(value) is {"int": int, "bool": bool, "str": str, "DType": DType}[declared]
+    return type(value) is {"int": int, "bool": bool, "str": str, "DType": DType, "Body": Body}[declared]
 
 
 def _holds(dtype: DType, item: Any) -> bool:

@@ -14,6 +14,7 @@ from fusec.errors import ExecutionError
 from fusec.ir import DType, Graph, Op, TensorType
 from fusec.ops import Cast, Reshape, Split, pw
 from fusec.reference import evaluate, evaluate_node
+from fusec.text import parse
 
 Array = np.ndarray[Any, Any]
 
@@ -165,3 +166,23 @@ def test_a_failure_names_the_node() -> None:
     *_, node = graph.nodes
     with pytest.raises(ExecutionError, match=r"%v1 = reshape\(%v0\) \{shape=\[8, 8\]\} : f32\[8,8\]: cannot reshape"):
         evaluate_node(node, [np.ones(63, np.float32)])
+
+
+def test_all_floats_of_a_body_have_the_precision() -> None:
+    """Casts do not round, also where no operand tells that floats are raised: one is an integer, one has 64 bits."""
+    inner = 'graph "inner" (%h: f64[2]) { %n = cast(%h) {to=bf16} %w = cast(%n) {to=f64} return %w }'
+    graph = parse(f"""graph "g" (%i: i64[], %x: f64[2]) {{
+      %l, %m, %r = scan(%i, %x) {{body=graph "body" (%i: i64[], %x: f64[2]) {{
+        %y = scan(%x) {{body={inner}, steps=1, states=1}}
+        %f = cast(%i) {{to=f16}}
+        return %i, %y, %f
+      }}, steps=3, states=2}}
+      return %l, %m, %r
+    }}""")
+    number, x = np.array(2**11 + 1), np.array([1 + 2.0**-30, -0.1])
+    plain, raised = (evaluate(graph, {"i": number, "x": x}, precision=p) for p in (None, DType.F64))
+    np.testing.assert_array_equal(plain["m"], [1.0, float(ml_dtypes.bfloat16(-0.1))])
+    np.testing.assert_array_equal(plain["r"], np.full(3, 2048, np.float16))
+    np.testing.assert_array_equal(raised["m"], x)
+    np.testing.assert_array_equal(raised["r"], np.full(3, 2049.0))
+    assert raised["r"].dtype == np.float64

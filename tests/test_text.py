@@ -50,12 +50,12 @@ def graphs(draw: st.DrawFn) -> Graph:
 
 def _apply(draw: st.DrawFn, graph: Graph, case: Case, rng: np.random.Generator) -> None:
     arguments: list[Value] = []
-    float_type = draw(st.sampled_from([DType.F64, DType.F32, DType.F16, DType.BF16])).numpy
+    dtype = draw(st.sampled_from([DType.F64, DType.F32, DType.F16, DType.BF16]))
     extreme = draw(st.booleans())
     for array in case.arrays(rng):
         if array.dtype.kind == "f":
             with np.errstate(all="ignore"):
-                array = (rng.choice(EXTREMES, array.shape) if extreme else array).astype(float_type)
+                array = (rng.choice(EXTREMES, array.shape) if extreme else array).astype(dtype.numpy)
         type = TensorType(array.shape, DType.of(array.dtype))
         same_type = [v for v in graph.values() if v.type.same_value_type(type)]
         origin = draw(st.lists(NAMES, max_size=2))
@@ -70,7 +70,7 @@ def _apply(draw: st.DrawFn, graph: Graph, case: Case, rng: np.random.Generator) 
             case _:
                 order = draw(st.permutations(range(type.rank)))
                 arguments.append(graph.add_input(graph.fresh_name(draw(NAMES)) + "'", type.with_order(tuple(order))))
-    graph.insert(case.op, arguments, names=[draw(NAMES)], origin=draw(st.lists(NAMES, max_size=2)))
+    graph.insert(case.op_of(dtype), arguments, names=[draw(NAMES)], origin=draw(st.lists(NAMES, max_size=2)))
 
 
 @PROFILE
@@ -352,6 +352,75 @@ def test_constants_that_do_not_fit_are_refused(text: str) -> None:
 def test_an_attribute_of_another_type(node: str, message: str) -> None:
     with pytest.raises(ModelError, match=message):
         parse(f'graph "g" (%x: f32[2]) {{ %y = {node} return %y }}')
+
+
+BODY = 'graph "b" (%h: f32[2], %x: f32[2]) { %y = add(%h, %x) : f32[2] return %y, %y as "row" }'
+
+
+def scanned(body: str, attributes: str = "steps=3, states=1, sequences=1") -> str:
+    return (
+        'graph "g" (%a: f32[2], %s: f32[3,2]) {\n'
+        f"  %l, %r = scan(%a, %s) {{body={body}, {attributes}}} : f32[2], f32[3,2]\n  return %l, %r\n}}"
+    )
+
+
+def nested(depth: int) -> str:
+    """A graph with this many graphs, each within the one before."""
+    text = 'graph "b" (%h: f32[2]) { return %h }'
+    for _ in range(depth - 1):
+        text = f'graph "b" (%h: f32[2]) {{ %y = scan(%h) {{body={text}, steps=2, states=1}} return %y }}'
+    return text
+
+
+def test_a_body_is_a_graph_of_its_own() -> None:
+    """Its names may be those of values around it, also after it."""
+    text = scanned(BODY.replace("%h", "%a").replace("%y", "%l"))
+    graph = parse(text)
+    assert print_graph(graph, locations=True) == text
+    assert [v.name for v in graph.outputs] == ["l", "r"]
+    assert graph.outputs[0].node is next(iter(graph.nodes))
+
+
+def test_equal_bodies_are_equal_ops() -> None:
+    ops = [next(iter(parse(scanned(body)).nodes)).op for body in (BODY, BODY.replace(" : f32[2]", ""), BODY)]
+    assert len(set(ops)) == 1
+    (other,) = parse(scanned(BODY.replace("add", "mul"))).nodes
+    assert other.op not in ops
+
+
+@pytest.mark.parametrize("depth", range(1, 6))
+def test_bodies_within_bodies(depth: int) -> None:
+    graph = parse(nested(depth))
+    again = parse(print_graph(graph))
+    assert print_graph(again) == print_graph(graph)
+    assert [n.op for n in again.nodes] == [n.op for n in graph.nodes]
+
+
+@pytest.mark.parametrize(
+    ("text", "message", "at"),
+    [
+        (nested(6), "graphs nested deeper than 4", 'graph "b" (%h: f32[2]) { return'),
+        (scanned(BODY.replace("add(%h, %x)", "add(%h, %a)")), "%a is not defined", "%a)"),
+        (scanned(BODY.replace("return %y,", "return %s,")), "%s is not defined", "%s, %y as"),
+        (scanned(BODY.replace("add", "sun")), "unknown op 'sun'", "sun("),
+        (scanned("3"), "body takes a graph", "3, steps=3"),
+        (scanned('"graph"'), "body takes a graph", '"graph", steps=3'),
+        (scanned(f"[{BODY}]"), "body takes a graph", "[graph"),
+        (scanned("graph"), "expected a string in double quotes", ", steps=3"),
+        (scanned(BODY[:-1]), "expected a %name, found 'steps'", "steps=3"),
+        (scanned(BODY.replace(" : f32[2] return", " : f32[3] return")), "declared f32[3] but", "add("),
+        (scanned(BODY, "steps=3, states=5"), "a body of 2 inputs for 5 states and sequences", "scan("),
+        (scanned(BODY, "steps=4, states=1, sequences=1"), "operand 1 is f32[3,2], not f32[4,2]", "scan("),
+        (scanned(BODY).replace("[2], f32[3,2]\n", "[2], f32[2]\n"), "declared f32[2] but", "scan("),
+    ],
+    ids=lambda v: v[:40] if " " in v else None,
+)
+def test_errors_of_bodies_point_at_the_place(text: str, message: str, at: str) -> None:
+    with pytest.raises(ModelError) as error:
+        parse(text)
+    first, line, caret = str(error.value).split("\n")
+    assert message in first
+    assert line[caret.index("^") :].startswith(at), str(error.value)
 
 
 def test_many_lines_are_read_quickly() -> None:

@@ -42,6 +42,7 @@ KEYS = {
     "quantized_models.json": ("model", "batch", "format"),
     "recurrent.json": ("case",),
     "quantization.json": ("model", "format", "tool", "where"),
+    "scans.json": ("case",),
     "serving.json": ("model", "batch", "rows", "shared_memory"),
     "scale.json": ("case", "model", "batch", "devices"),
     "shapes.json": ("model", "tune", "kernels", "cache", "size"),

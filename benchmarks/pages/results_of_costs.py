@@ -357,6 +357,26 @@ def deformable() -> list[str]:
     )
 
 
+def scans() -> list[str]:
+    data = read("scans.json")
+    header = ["loop", "one op us", "launches", "compiled s", "its steps us", "launches", "compiled s", "torch us"]
+    rows = [
+        [
+            row["case"].replace("x", ", "),
+            *(row[f"{form}_{key}"] for form in ("scan", "steps") for key in ("us", "launches", "compile_s")),
+            row["torch_us"],
+        ]
+        for row in data["rows"]
+    ]
+    return section(
+        "Loops as one op and as the nodes of their steps",
+        f"{where(data)}; a call in fp32, inputs and results on the device (`benchmarks/kernels/scans.py`). Numbers "
+        "after a name are steps, batch and size. torch runs its loop as a CUDA graph.",
+        header,
+        rows,
+    )
+
+
 def digits() -> list[str]:
     header = ["model", "where", "epochs", "correct test images", "as ONNX, reloaded", "goal"]
     header += ["steps s", "all s", "again s", "commit"]

@@ -22,6 +22,7 @@ from benchmarks.pages.results_of_costs import (
     machine_of,
     penalties,
     read,
+    scans,
     section,
     shapes,
     spread,
@@ -423,7 +424,7 @@ def main() -> str:
     costs |= {"deformable": deformable, "genstats": genstats, "shapes": shapes}
     costs |= {"quantized_models": quantized_models, "packed_products": packed_products}
     costs |= {"decoders": decoders, "recurrent": recurrent, "detectors": detectors}
-    costs |= {"kernel_times": kernel_times, "model_sample": model_sample}
+    costs |= {"kernel_times": kernel_times, "scans": scans, "model_sample": model_sample}
     costs |= {"model_sample_gpu": model_sample_gpu}
     costs |= {"serving": serving, "scale": several_gpus}
     measured = [line for name, section in costs.items() if (RESULTS / f"{name}.json").exists() for line in section()]

@@ -12,9 +12,11 @@ from typing import Any
 import numpy as np
 
 from fusec.builder.op_methods import OpMethods
+from fusec.builder.steps import Step, call_step, count_steps, dependents, erase_step, trace_body
 from fusec.builder.tensor import Operand, Tensor
 from fusec.errors import ModelError, VerifyError
 from fusec.ir import NUMBERS, DType, Graph, Node, Op, TensorType, Value, copy_name
+from fusec.ops import Scan
 
 _PACKAGE = str(Path(__file__).parent.parent)  # stack frames of fusec itself are not the caller's line
 
@@ -39,6 +41,8 @@ class Builder(OpMethods):
         self._graph = Graph(name)
         self._outputs: dict[str, Tensor] = {}
         self._scalars: dict[tuple[str, DType], Tensor] = {}
+        self._steps = 0  # functions of steps that are running, one within another
+        self._erased = set[Value]()  # of steps
 
     @classmethod
     def on(cls, graph: Graph) -> Builder:
@@ -176,6 +180,36 @@ class Builder(OpMethods):
         (result,) = self.results(op, *operands)
         return result
 
+    def scan(
+        self, states: Sequence[Tensor], sequences: Sequence[Tensor], step: Step, steps: int | None = None
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """Add a loop. Returns the states after the last step, and the rows of all steps, stacked.
+
+        The function `step` is called once. It may read every tensor of the builder. What does not depend on its
+        arguments is computed once, before the first step; this includes random bits.
+
+        states: tensors before the first step.
+        sequences: tensors of one length, of which each step reads one row.
+        step: takes the states and the rows of a step, and returns the next states and any rows: two lists each.
+        steps: number of steps; needed if there are no sequences.
+        """
+        count = count_steps(self, sequences, steps)
+        before = self._graph.last
+        given = [self.pointwise("identity", tensor) for tensor in states]
+        rows = [self.pointwise("identity", tensor[0]) for tensor in sequences]
+        stand_ins = [tensor.value for tensor in (*given, *rows)]
+        self._steps += 1
+        try:
+            after, results = call_step(self, step, given, rows)
+            inner = dependents(self._graph.since(before), stand_ins)
+            body, shared = trace_body(inner, stand_ins, [self._own(t).value for t in (*after, *results)])
+        finally:
+            self._steps -= 1
+            self._erased |= erase_step(self._graph, self._graph.since(before), stand_ins)
+        operands = [*states, *sequences, *(Tensor(self, value) for value in shared)]
+        made = self.results(Scan(body, count, len(given), len(rows)), *operands)
+        return list(made[: len(given)]), list(made[len(given) :])
+
     def error(self, message: str) -> ModelError:
         """Return a ModelError that names the caller's line."""
         return ModelError(f"{(self._origin or (_where(),))[0]}: {message}")
@@ -193,7 +227,14 @@ class Builder(OpMethods):
             raise self.error(f"{type(tensor).__name__} is no tensor of this graph: use constant()")
         if tensor.builder is not self:
             raise self.error(f"{tensor!r} belongs to another builder")
+        if tensor.value in self._erased:
+            raise self.error(f"{tensor!r} exists only within the step of a scan: the step has to return it")
         return tensor
+
+    @property
+    def in_step(self) -> bool:
+        """Tell if the function of a step is running, which `scan` has called."""
+        return self._steps > 0
 
     @property
     def nodes(self) -> list[Node]:

@@ -77,7 +77,7 @@ def _unrolled(source: Graph) -> Hint | None:
     return Hint(
         "unrolled",
         f"the model's {nodes_text(len(became))} became {ops} ops, because loops are unrolled and composite ops are "
-        f"written out; most come from {most_text(became, 'ops')}",
+        f"written out; most come from {most_text(became, 'ops', source.remarks)}",
         grew=True,
     )
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from fusec.diagnostics.text_table import listed
 from fusec.execution.compilation import Compiled
 from fusec.schedule.program import Kind, Partition, Program
+from fusec.system.printable import printable
 
 MANY_LAUNCHES = 200
 GROWTH = 3  # launches or ops for each node of the model, from which it counts as grown
@@ -45,7 +47,7 @@ def launches(compiled: Compiled) -> Hint | None:
     return Hint(
         "launches",
         f"{program.launches} launches{of_model}, and each takes its time, also if it computes little; "
-        f"most come from {most_text(_sources(program, grew), 'launches')}",
+        f"most come from {most_text(_sources(program, grew), 'launches', compiled.source.remarks if grew else {})}",
         grew,
     )
 
@@ -65,8 +67,12 @@ def nodes_text(count: int) -> str:
     return f"{count} node{'s' * (count != 1)}"
 
 
-def most_text(counts: Counter[str], what: str) -> str:
-    """Name the largest of some counts, without those that matter little next to the first."""
+def most_text(counts: Counter[str], what: str, remarks: Mapping[str, str]) -> str:
+    """Name the largest of some counts, without those that matter little next to the first.
+
+    remarks: what else there is to say, by name.
+    """
     named = counts.most_common(_NAMED)
     large = [(name, count) for name, count in named if 10 * count >= named[0][1]]
-    return ", ".join(f"{listed((name,), WIDTH)} ({count} {what})" for name, count in large)
+    more = {name: f": {printable(remarks[name])}" for name, _ in large if name in remarks}
+    return ", ".join(f"{listed((name,), WIDTH)} ({count} {what}{more.get(name, '')})" for name, count in large)

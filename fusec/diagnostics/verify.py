@@ -25,6 +25,7 @@ from fusec.execution.compilation import Compiled
 from fusec.ir import BYTES, HALVES, DType, Graph, HostArray, Node, TensorType, Value
 from fusec.lower_cudnn import Lowered
 from fusec.lowering.cudnn_graph import CudnnGraph
+from fusec.lowering.indexed_dims import indexed_sizes
 from fusec.lowering.packing import pack, unpack
 from fusec.lowering.simulator import Buffer, simulate
 from fusec.ops import (
@@ -36,7 +37,6 @@ from fusec.ops import (
     ConvTranspose,
     ConvWgrad,
     DeformConv,
-    Gather,
     MatMul,
     PackedMatMul,
 )
@@ -138,7 +138,7 @@ def random_feeds(rng: np.random.Generator, graph: Graph) -> dict[str, HostArray]
     """Return a random array for each input by name. Indices of a gather are within its bounds."""
     feeds = {v.name: random_array(rng, v.type) for v in graph.inputs}
     for value in graph.inputs:
-        indexed = [n.operands[0].type.shape[n.op.axis] for n, i in value.uses if i == 1 and isinstance(n.op, Gather)]
+        indexed = indexed_sizes(value)
         if indexed:
             feeds[value.name] = np.minimum(feeds[value.name], min(indexed) - 1).astype(value.type.dtype.numpy)
     return feeds

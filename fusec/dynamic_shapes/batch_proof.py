@@ -14,7 +14,7 @@ from fusec.errors import ModelError
 from fusec.frontends.padding_proof import crops, rows_of
 from fusec.frontends.padding_rules import RowPlace
 from fusec.ir import Constant, Graph, Node, Value, print_node, quote
-from fusec.ops import Cast, Pointwise
+from fusec.ops import Cast, Pointwise, Scan
 
 # Ops that join operands dim by dim, counted from the right. All others take one operand with rows, and parameters.
 _ALIGNED = ("matmul", "concat", "attention", "rotary", "linear_scan")
@@ -54,13 +54,28 @@ def _size(graph: Graph) -> int:
 
 
 def _require_equal_rows(graph: Graph, rows: Mapping[Value, RowPlace], size: int) -> None:
-    for node in graph.nodes:
-        place = next((rows[v] for v in node.results if v in rows), None)
-        if place is not None:
-            _require_equal_operands(node, rows, place, size)
+    _require_equal_nodes(graph, rows, size)
     for name, value in zip(graph.output_names, graph.outputs, strict=True):
         if rows.get(value) != RowPlace(0) or value.type.shape[0] != size:
             raise ModelError(f"output {quote(name)} does not have the batch as dim 0")
+
+
+def _require_equal_nodes(graph: Graph, rows: Mapping[Value, RowPlace], size: int) -> None:
+    for node in graph.nodes:
+        place = next((rows[v] for v in node.results if v in rows), None)
+        if isinstance(node.op, Scan):
+            _require_equal_states(node, node.op, rows, size)
+            _require_equal_nodes(node.op.body.graph, rows, size)
+        elif place is not None:
+            _require_equal_operands(node, rows, place, size)
+
+
+def _require_equal_states(node: Node, op: Scan, rows: Mapping[Value, RowPlace], size: int) -> None:
+    """Check the first states of a loop in which only later states have rows: they must be equal for all rows."""
+    for value, state in zip(node.operands[: op.states], op.body.graph.inputs, strict=False):
+        place = rows.get(state)
+        if place is not None and value not in rows and not _repeats(value, place.axis, place.outer, size):
+            raise ModelError(f"rows meet different numbers of operand {quote(value.name)} in {print_node(node)}")
 
 
 def _require_equal_operands(node: Node, rows: Mapping[Value, RowPlace], place: RowPlace, size: int) -> None:

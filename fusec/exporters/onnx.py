@@ -11,6 +11,7 @@ from onnx import ModelProto
 
 from fusec.exporters.onnx_emit import Export, Exporter, Notes
 from fusec.exporters.onnx_layers import LAYERS
+from fusec.exporters.onnx_loops import LOOPS
 from fusec.exporters.onnx_pointwise import POINTWISE
 from fusec.exporters.onnx_recurrent import RECURRENT
 from fusec.exporters.onnx_shapes import SHAPES
@@ -32,4 +33,4 @@ def to_onnx(graph: Graph, notes: Notes | None = None, properties: Mapping[str, s
     return Exporter(graph, EXPORT, notes or {}).model(properties or {})
 
 
-EXPORT: Mapping[str, Export] = {**POINTWISE, **LAYERS, **RECURRENT, **SHAPES, **TRAINING}
+EXPORT: Mapping[str, Export] = {**POINTWISE, **LAYERS, **RECURRENT, **LOOPS, **SHAPES, **TRAINING}

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
 
 from fusec.exporters.onnx_element_types import ELEMENT_TYPES
 from fusec.ir import Constant, DType, Graph, HostArray, Node, TensorType
@@ -57,6 +57,31 @@ class Exporter:
             values = {self.names[v]: v.type for v in graph.values() if v.literal is None and v in self.names}
             model.graph.value_info.extend(_value_info(name, type) for name, type in values.items() if name not in known)
         return model
+
+    def body(self, graph: Graph, captured: Sequence[str], in_loop: bool) -> GraphProto:
+        """Export the body of a loop as a subgraph. Its names differ from all others of the model.
+
+        captured: names in this model of the last inputs, which the body reads by these names.
+        in_loop: add the number of the step and a condition to the inputs, and the condition to the outputs.
+        """
+        inner = Exporter(Graph(graph.name), self.table, {})
+        inner.taken = self.taken
+        count = len(graph.inputs) - len(captured)
+        inner.names = dict(zip(graph.inputs[count:], captured, strict=True))
+        inputs: list[ValueInfoProto] = []
+        outputs: list[ValueInfoProto] = []
+        if in_loop:
+            number, goes_on = self.fresh("step"), self.fresh("goes_on")
+            inputs += [_value_info(number, TensorType((), DType.I64)), _value_info(goes_on, TensorType((), DType.BOOL))]
+            outputs.append(_value_info(inner.op("Identity", goes_on), TensorType((), DType.BOOL)))
+        for value in graph.inputs[:count]:
+            inner.names[value] = self.fresh(value.name)
+            inputs.append(_value_info(inner.names[value], value.type))
+        for node in graph.nodes:
+            inner._export(node)
+        # through Identity, because one may be an input, a constant, or given twice
+        outputs += [_value_info(inner.op("Identity", inner.names[value]), value.type) for value in graph.outputs]
+        return helper.make_graph(inner.nodes, graph.name or "body", inputs, outputs, inner.initializers)
 
     def _export(self, node: Node) -> None:
         """Export a node as one or more ONNX operators, whose results get the names of the graph."""

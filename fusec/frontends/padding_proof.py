@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from fusec.errors import ModelError
 from fusec.frontends.padding_rules import RULES, MixesError, RowPlace, RowTracker
 from fusec.ir import Array, Constant, Graph, Node, Value, print_node, quote
-from fusec.ops import Cast, Pointwise
+from fusec.ops import Cast, Pointwise, Scan
 
 # attributes that may differ between the sizes, because the shape of the result is checked instead
 _SIZED: Mapping[str, frozenset[str]] = {
@@ -21,6 +21,7 @@ _SIZED: Mapping[str, frozenset[str]] = {
     "expand": frozenset({"shape"}),
     "slice": frozenset({"sizes"}),
     "resize": frozenset({"sizes"}),
+    "scan": frozenset({"body"}),
 }
 
 
@@ -106,6 +107,11 @@ class _Proof(RowTracker):
                 raise ModelError(f"input {quote(value.name)} has it twice")
             if found:
                 self.rows[value] = RowPlace(found[0])
+        self._nodes()
+        rows = [self.rows.get(value) for value in self.small.outputs]
+        return tuple(Crop() if row is None else Crop(((row.axis, row.outer, self.m, self.n),)) for row in rows)
+
+    def _nodes(self) -> None:
         pairs = list(zip(self.small.nodes, self.large.nodes, strict=False))
         if len(self.small) != len(self.large):
             raise ModelError("the model becomes another graph for another size of it")
@@ -116,8 +122,6 @@ class _Proof(RowTracker):
                 raise ModelError(f"{reason} in {print_node(node)}") from None
         if [self.twin[v] for v in self.small.outputs] != list(self.large.outputs):
             raise ModelError("the model becomes another graph for another size of it")
-        rows = [self.rows.get(value) for value in self.small.outputs]
-        return tuple(Crop() if row is None else Crop(((row.axis, row.outer, self.m, self.n),)) for row in rows)
 
     def _node(self, node: Node, other: Node) -> None:
         if node.op.name != other.op.name or [self.twin[v] for v in node.operands] != list(other.operands):
@@ -131,10 +135,11 @@ class _Proof(RowTracker):
                 if name not in free and value != other.op.attributes[name]:
                     raise MixesError(f"{name} depends on it")
             row = self._follow(node, other)
-        for value, wide in zip(node.results, other.results, strict=True):
-            if row is not None:
-                self.rows[value] = row
-            self._check(value, wide, row)
+        rows = row if isinstance(row, list) else [row] * len(node.results)
+        for value, wide, place in zip(node.results, other.results, rows, strict=True):
+            if place is not None:
+                self.rows[value] = place
+            self._check(value, wide, place)
 
     def _check(self, value: Value, wide: Value, row: RowPlace | None) -> None:
         """Check that two shapes differ only in the dim that has the rows, and there by whole rows."""
@@ -161,8 +166,11 @@ class _Proof(RowTracker):
             raise MixesError("a number depends on it")
         return RowPlace(axis)
 
-    def _follow(self, node: Node, other: Node) -> RowPlace | None:
+    def _follow(self, node: Node, other: Node) -> RowPlace | list[RowPlace | None] | None:
+        """Return the row of all results, or a list of the row of each."""
         rows = [self.rows.get(v) for v in node.operands]
+        if isinstance(node.op, Scan) and isinstance(other.op, Scan):
+            return self._through_loop(node.op, other.op, rows)
         if not any(rows):
             if node.op.name != "expand" or node.result.type.shape == other.result.type.shape:
                 return None
@@ -175,6 +183,36 @@ class _Proof(RowTracker):
         if rule is None:
             raise MixesError("fusec has no rule that this op keeps rows separate")
         return rule(self, node, rows)
+
+    def _through_loop(self, op: Scan, other: Scan, rows: Sequence[RowPlace | None]) -> list[RowPlace | None]:
+        """Follow rows through the body of a loop. They must have the same place in a state before and after a step."""
+        first = op.states + op.sequences
+        if any(row is not None and row.axis == 0 for row in rows[op.states : first]):
+            raise MixesError("it numbers the steps of a loop")
+        places = [RowPlace(r.axis - 1, r.outer) if r and op.states <= i < first else r for i, r in enumerate(rows)]
+        after = self._through_body(op.body.graph, other.body.graph, places)
+        for _ in range(op.states):  # a first state that is the same for all rows may have them after a step
+            joined = [b if a is None else a for a, b in zip(places, after[: op.states], strict=False)]
+            if places[: op.states] == joined:
+                break
+            places[: op.states] = joined
+            after = self._through_body(op.body.graph, other.body.graph, places)
+        if places[: op.states] != after[: op.states]:
+            raise MixesError("a step of a loop moves it")
+        return [*after[: op.states], *(r and RowPlace(r.axis + 1, r.outer) for r in after[op.states :])]
+
+    def _through_body(self, small: Graph, large: Graph, places: Sequence[RowPlace | None]) -> list[RowPlace | None]:
+        inner = _Proof(small, large, self.n, self.m)
+        inner.twin = dict(zip(small.inputs, large.inputs, strict=True))
+        inner.rows = {value: row for value, row in zip(small.inputs, places, strict=True) if row is not None}
+        for value, row in zip(small.inputs, places, strict=True):
+            inner._check(value, inner.twin[value], row)
+        try:
+            inner._nodes()
+        except ModelError as reason:
+            raise MixesError(str(reason)) from None
+        self.rows |= inner.rows
+        return [inner.rows.get(value) for value in small.outputs]
 
 
 def _differing(a: Sequence[int], b: Sequence[int]) -> int:

@@ -12,7 +12,7 @@ import numpy as np
 
 from fusec.builder import Builder, Tensor
 from fusec.errors import VerifyError
-from fusec.gradients import attention, indexing, norms, pointwise, products, recurrent, sampling, windows
+from fusec.gradients import attention, indexing, loops, norms, pointwise, products, recurrent, sampling, windows
 from fusec.gradients.core import BackwardStep, Rule, reverse, total, zeros
 from fusec.ir import Graph, quote
 
@@ -24,6 +24,7 @@ RULES: Mapping[str, Rule] = {
     **indexing.RULES,
     **attention.RULES,
     **recurrent.RULES,
+    **loops.RULES,
     **sampling.RULES,
 }
 STOPS: Mapping[str, str] = {**pointwise.STOPS, **indexing.STOPS}
@@ -67,6 +68,8 @@ def backward(of: Tensor, wrt: Sequence[Tensor], seed: Tensor | None = None) -> l
     seed: a tensor of the shape of `of`. The gradients are those of the sum of `of * seed`.
     """
     builder = of.builder
+    if builder.in_step:
+        raise builder.error(f"the gradient of {of!r} within the step of a scan: differentiate the results of the scan")
     if not of.dtype.is_float:
         raise builder.error(f"the gradient of {of!r}, which is not a floating-point tensor")
     for tensor in wrt:

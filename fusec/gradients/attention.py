@@ -11,7 +11,7 @@ from fusec.builder import Tensor
 from fusec.gradients.core import BackwardStep, Gradients, Rule, by_formula, wide
 from fusec.ir import HALVES
 from fusec.ops import AttentionBackward, AttentionTrain
-from fusec.ops.attention_training import grouped_heads, head_groups
+from fusec.ops.attention import grouped_heads, head_groups
 
 
 def _attention(step: BackwardStep, *operands: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ class BackwardStep:
     x, y: operands and results of the node.
     dys: gradient of each result, None for a result that has none.
     active: True for each operand that needs a gradient.
-    rules: gradient rules by op name, for rules that differentiate a formula.
+    rules, stops: gradient rules by op name, and names of ops that pass no gradient, to differentiate a formula.
     """
 
     b: Builder
@@ -33,6 +33,7 @@ class BackwardStep:
     dys: tuple[Tensor | None, ...]
     active: tuple[bool, ...]
     rules: Rules
+    stops: Any = ()
 
     @property
     def op(self) -> Any:
@@ -83,7 +84,7 @@ def reverse(
             raise VerifyError(f"{node!r}: {node.op.name} has no gradient rule")
         x, y = (tuple(Tensor(b, v) for v in side) for side in (node.operands, node.results))
         with b.with_origin_of(node):
-            given = rules[node.op.name](BackwardStep(b, node, x, y, tuple(got), needs, rules))
+            given = rules[node.op.name](BackwardStep(b, node, x, y, tuple(got), needs, rules, stops))
             parts = (given,) if given is None or isinstance(given, Tensor) else tuple(given)
             if len(parts) != len(x):
                 raise VerifyError(f"{node!r}: its rule gave {len(parts)} gradients for {len(x)} operands")
@@ -143,7 +144,7 @@ def by_formula(formula: Callable[..., Tensor | Sequence[Tensor]]) -> Rule:
         made = formula(step, *operands)
         results = [made] if isinstance(made, Tensor) else list(made)
         seeds = {y.value: dy for y, dy in zip(results, step.dys, strict=True) if dy is not None}
-        found = reverse(b, b.since(before), seeds, [x.value for x in operands], step.rules, ())
+        found = reverse(b, b.since(before), seeds, [x.value for x in operands], step.rules, step.stops)
         return [found.get(x.value) for x in operands]
 
     return rule

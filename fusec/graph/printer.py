@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
+from fusec.graph.body import Body
 from fusec.graph.literal import Literal
 from fusec.graph.op import Constant, Return
 from fusec.graph.types import DType
@@ -54,6 +55,8 @@ def print_attribute(value: Any) -> str:
         return repr(float(value))  # NumPy's own scalars are floats too, and print otherwise
     if isinstance(value, int):
         return str(value)
+    if isinstance(value, Body):
+        return value.text
     if isinstance(value, tuple):
         return "[" + ", ".join(print_attribute(v) for v in cast("tuple[Any, ...]", value)) + "]"
     raise TypeError(f"attribute of type {type(value).__name__}")

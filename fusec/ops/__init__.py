@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from fusec.ir import Op
-from fusec.ops.attention import Attention, Rotary
-from fusec.ops.attention_training import AttentionBackward, AttentionTrain
+from fusec.ops.attention import Attention, AttentionBackward, AttentionTrain, Rotary
 from fusec.ops.convolution import Conv, ConvTranspose, FlippedConv
 from fusec.ops.deform_conv import DeformConv
 from fusec.ops.indexing import Cumulate, LinearScan, Scatter, TopK
@@ -34,6 +33,7 @@ from fusec.ops.recurrent import Recurrent
 from fusec.ops.reduction import AllFinite, Reduce, Softmax
 from fusec.ops.roi_align import RoiAlign, RoiPool
 from fusec.ops.sampling import GridSample
+from fusec.ops.scan import Scan
 from fusec.ops.shape import Concat, Dilate, Expand, Gather, Pad, Relayout, Reshape, Resize, Slice, Split, Transpose
 from fusec.ops.training import (
     BatchNormBackward,
@@ -86,6 +86,7 @@ ALL: tuple[type[Op], ...] = (
     Scatter,
     Cumulate,
     LinearScan,
+    Scan,
     ConvWgrad,
     MaxPoolBackward,
     MaxPoolTrain,
@@ -165,6 +166,7 @@ __all__ = [
     "RoiAlign",
     "RoiPool",
     "Rotary",
+    "Scan",
     "Scatter",
     "Slice",
     "Softmax",

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from fusec.ops.attention import Attention
-from fusec.ops.attention_training import AttentionBackward, AttentionTrain
+from fusec.ops.attention import Attention, AttentionBackward, AttentionTrain
 from fusec.ops.convolution import Conv, ConvTranspose, FlippedConv
 from fusec.ops.matmul import MatMul
 from fusec.ops.normalization import InstanceNorm, LayerNorm, RmsNorm

@@ -18,6 +18,7 @@ from fusec.passes.cleanup.simplify import Simplify
 from fusec.passes.folding.add_before_concat import AddBeforeConcat
 from fusec.passes.folding.align_channels import AlignChannels
 from fusec.passes.folding.expand_deform_conv import ExpandDeformConv
+from fusec.passes.folding.expand_scan import ExpandScan
 from fusec.passes.folding.fold_batchnorm import FoldBatchNorm
 from fusec.passes.folding.fold_pads import FoldPads
 from fusec.passes.folding.fold_scales import FoldScales
@@ -53,6 +54,8 @@ from fusec.passes.training.split_batchnorm_stats import SplitBatchNormStats
 CLEAN_UP: tuple[Pass, ...] = (FoldConstants(), Simplify(), Cse())
 
 EARLY_PASSES: tuple[Pass, ...] = (
+    # Before all passes that would change the nodes of the steps.
+    ExpandScan(),
     # Before constants are folded, because that makes floats of quantised weights.
     RunInIntegers(),
     # Like it, for operands of the other 8-bit type.

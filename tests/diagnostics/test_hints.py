@@ -16,6 +16,7 @@ from cli.command import SHAPE, fusec, tiny
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 import fusec as library
+from fusec import frontends
 from fusec.diagnostics.hints import Hint, hints, launches
 from fusec.errors import ManyLaunchesWarning
 from fusec.execution.compilation import Compiled
@@ -43,12 +44,12 @@ def kinds(found: tuple[Hint, ...]) -> list[str]:
 
 
 def looping(trips: int) -> ModelProto:
-    """A loop of a product and a softmax, and a relu: two nodes."""
+    """A loop of a product and a running sum, which no scan runs, and a relu: two nodes."""
     scalar, state = [], [4, 16]
     body = helper.make_graph(
         [
             helper.make_node("MatMul", ["s", "w"], ["t"]),
-            helper.make_node("Softmax", ["t"], ["s2"]),
+            helper.make_node("CumSum", ["t", "axis"], ["s2"]),
             helper.make_node("Identity", ["c"], ["c2"]),
         ],
         "body",
@@ -69,6 +70,7 @@ def looping(trips: int) -> ModelProto:
         [helper.make_tensor_value_info("z", TensorProto.FLOAT, state)],
         [
             numpy_helper.from_array(np.array(trips), "n"),
+            numpy_helper.from_array(np.array(1), "axis"),
             numpy_helper.from_array(np.linspace(-1, 1, 256, dtype=np.float32).reshape(16, 16), "w"),
         ],
     )
@@ -197,6 +199,13 @@ def test_a_model_whose_integers_are_slower_than_fp16_names_the_option_that_lets_
     assert "rounding" not in kinds(hints(as_integers))
 
 
+def test_an_unrolled_loop_has_its_reason() -> None:
+    """Loops of few steps are always unrolled, so they have none."""
+    (hint,) = (hint for hint in hints(compiled(frontends.load(looping(11)))) if hint.kind == "launches")
+    assert "scan (22 launches: its loop is unrolled, because its body has cumulate)" in hint.text
+    assert frontends.load(looping(7)).remarks == {}
+
+
 def test_the_cpu_target_has_no_hints() -> None:
     made = compiled(chain(300, 2))
     assert hints(replace(made, target=load("cpu"))) == ()
@@ -218,7 +227,7 @@ def unrolled(tmp_path: Path) -> Path:
 def test_compile_prints_hints_and_has_them_in_json(unrolled: Path, model: Path) -> None:
     result = fusec("compile", unrolled, "--target", "h200")
     assert "  hint: the model's 2 nodes became 241 ops" in result.stdout
-    assert "scan (240 launches)" in result.stdout
+    assert "scan (240 launches: its loop is unrolled, because its body has cumulate)" in result.stdout
     found = json.loads(fusec("compile", unrolled, "--target", "h200", "--json").stdout)["hints"]
     assert [hint["kind"] for hint in found] == ["unrolled", "launches"]
     assert all(f"  hint: {hint['text']}\n" in result.stdout for hint in found)

@@ -12,7 +12,7 @@ from lowering.lowers_judge import LowersJudge
 
 import fusec
 from fusec.builder import Builder
-from fusec.diagnostics.verify import Report, relative_l2, stored_error, verify
+from fusec.diagnostics.verify import Report, random_feeds, relative_l2, stored_error, verify
 from fusec.execution.compilation import Compiled
 from fusec.ir import DType, Graph
 from fusec.lowering.cudnn_graph import CudnnGraph
@@ -21,6 +21,7 @@ from fusec.ops import Conv, pw
 from fusec.passes import PIPELINE
 from fusec.passes.base import Options, run
 from fusec.passes.partition import partition
+from fusec.reference import evaluate
 from fusec.runtime import Executable, SimulatorBackend
 from fusec.schedule.program import Kind, Program
 from fusec.targets.target import load
@@ -212,3 +213,15 @@ def test_a_check_leaves_state_unchanged() -> None:
     y = exe.step(np.ones((4, 3), np.float32))
     np.testing.assert_array_equal(exe.value("total"), np.full((4, 3), 2.0))
     np.testing.assert_array_equal(y, np.full((4, 3), 4.0))
+
+
+def test_random_indices_that_a_loop_reads_are_in_range() -> None:
+    graph = parse("""graph "g" (%x: f32[1,2], %i: i64[5,9]) {
+      %l, %r = scan(%x, %i) {body=graph "body" (%h: f32[1,2], %i: i64[9]) {
+        %y = gather(%h, %i) {axis=0}
+        return %h, %y
+      }, steps=5, states=1, sequences=1}
+      return %r
+    }""")
+    feeds = random_feeds(np.random.default_rng(0), graph)
+    assert evaluate(graph, feeds)["r"].shape == (5, 9, 2)  # raises where an index is out of range

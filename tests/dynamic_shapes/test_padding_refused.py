@@ -96,6 +96,30 @@ REFUSED: dict[str, tuple[str, dict[str, list[int]], str]] = {
         {"q": [0], "k": [0]},
         "rows meet other rows",
     ),
+    "a step that mixes rows": (
+        "(%h: f32[N,3], %x: f32[5,N,3]) { %y, %r = scan(%h, %x) {body=graph 'body' (%h: f32[N,3], %x: f32[N,3]) {"
+        " %s = softmax(%h) {axis=0} %y = add(%s, %x) return %y, %s }, steps=5, states=1, sequences=1}",
+        {"h": [0], "x": [1]},
+        "softmax works along it",
+    ),
+    "steps of a loop": (
+        "(%h: f32[3], %x: f32[N,3]) { %y = scan(%h, %x) {body=graph 'body' (%h: f32[3], %x: f32[3]) {"
+        " %y = add(%h, %x) return %y }, steps=N, states=1, sequences=1}",
+        {"x": [0]},
+        "steps depends on it",
+    ),
+    "a state that meets other rows": (
+        "(%h: f32[N,3], %w: f32[3,N]) { %y = scan(%h, %w) {body=graph 'body' (%h: f32[N,3], %w: f32[3,N]) {"
+        " %t = transpose(%w) {perm=[1,0]} %m = matmul(%t, %w) %y = matmul(%m, %h) return %y }, steps=5, states=1}",
+        {"h": [0], "w": [1]},
+        "rows meet other rows",
+    ),
+    "rows that steps exchange": (
+        "(%x: f32[N,3]) { %y = scan(%x) {body=graph 'b' (%h: f32[N,3])"
+        " { %z = slice(%h) {starts=[M,0], sizes=[N,3], steps=[-1,1]} return %z }, steps=2, states=1}",
+        {"x": [0]},
+        "starts depends on it",
+    ),
 }
 # and what may
 PASSED: dict[str, tuple[str, dict[str, list[int]]]] = {
@@ -104,6 +128,18 @@ PASSED: dict[str, tuple[str, dict[str, list[int]]]] = {
     "queries": (
         "(%q: f32[2,1,N,4], %k: f32[2,1,3,4], %v: f32[2,1,3,4]) { %y = attention(%q, %k, %v)",
         {"q": [2]},
+    ),
+    "a loop": (
+        "(%h: f32[2,N], %x: f32[5,N,3], %w: f32[3,3]) { %c = constant [COUNT] : f32[N]"
+        " %y, %q, %r, %t = scan(%h, %c, %x, %w) {body=graph 'body' (%h: f32[2,N], %c: f32[N], %x: f32[N,3],"
+        " %w: f32[3,3]) { %m = matmul(%x, %w) %t = reduce(%m) {kind='sum', axes=[1], keepdims=false}"
+        " %y = add(%h, %t) %q = mul(%c, %t) return %y, %q, %m, %h }, steps=5, states=2, sequences=1} %z = mul(%r, %x)",
+        {"h": [1], "x": [1]},
+    ),
+    "rows of each step": (
+        "(%x: f32[N,3], %s: f32[5,N,3]) { %y = scan(%x, %s) {body=graph 'b' (%h: f32[N,3], %r: f32[N,3])"
+        " { %m = reduce(%r) {kind='max', axes=[1]} %z = sub(%h, %m) return %z }, steps=5, states=1, sequences=1}",
+        {"x": [0], "s": [1]},
     ),
     "an index for each row": ("(%x: f32[5,3], %i: i64[N]) { %y = gather(%x, %i)", {"i": [0]}),
 }

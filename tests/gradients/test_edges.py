@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from helpers import assert_close
 
+from fusec.errors import VerifyError
 from fusec.gradients import grad
 from fusec.reference import evaluate
 from fusec.testing.case import Case
@@ -44,6 +45,39 @@ BY_DIFFERENCES = {
     %o: f64[2,36,3,5], %m: f64[2,18,3,5]) {
   %y = deform_conv(%x, %w, %o, %m) {strides=[2,1], pads=[1,0,1,2], dilations=[1,1], groups=2, offset_groups=3}
   return %y
+}""",
+    "a loop of states, sequences and weights": """graph "g" (%h: f32[2,3], %c: f32[2,3], %x: f32[4,2,3], %w: f32[3,3]) {
+  %y, %d, %r = scan(%h, %c, %x, %w) {body=graph "body" (%h: f32[2,3], %c: f32[2,3], %x: f32[2,3], %w: f32[3,3]) {
+    %half = constant [0.5] : f32[1]
+    %p = matmul(%h, %w)
+    %s = add(%p, %x)
+    %t = tanh(%s)
+    %m = mul(%c, %half)
+    %n = add(%m, %t)
+    return %t, %n, %s
+  }, steps=4, states=2, sequences=1}
+  return %y, %d, %r
+}""",
+    "a loop whose steps choose by an integer state": """graph "g" (%x: f64[3], %i: i64[], %a: f64[3]) {
+  %y, %j, %r = scan(%x, %i, %a) {body=graph "body" (%x: f64[3], %i: i64[], %a: f64[3]) {
+    %one = constant [1] : i64[]
+    %j = add(%i, %one)
+    %odd = bitwise_and(%j, %one)
+    %c = cast(%odd) {to=bool}
+    %f = floor(%x)
+    %p = mul(%x, %a)
+    %q = sub(%x, %f)
+    %y = where(%c, %p, %q)
+    return %y, %j, %x
+  }, steps=5, states=2}
+  return %y, %r
+}""",
+    "a loop of one step": """graph "g" (%x: f64[1,3], %s: f64[3]) {
+  %y, %r = scan(%s, %x) {body=graph "body" (%s: f64[3], %x: f64[3]) {
+    %y = mul(%s, %x)
+    return %y, %y as "row"
+  }, steps=1, states=1, sequences=1}
+  return %y, %r
 }""",
     "statistics of a norm": """graph "g" (%x: f64[4,3,2], %s: f64[3], %b: f64[3]) {
   %y, %m, %i = batch_norm_train(%x, %s, %b)
@@ -102,3 +136,15 @@ def test_attention_in_16_bits_agrees_with_fp32(what: str, wrt: list[str], rng: n
     for name in wrt:
         assert np.abs(right[f"{name}.grad"]).max() > 0
         assert_close(found[f"{name}.grad"], right[f"{name}.grad"], 5e-3)
+
+
+def test_a_loop_of_too_many_steps_has_no_gradient() -> None:
+    graph = parse("""graph "g" (%x: f32[2]) {
+  %y = scan(%x) {body=graph "body" (%x: f32[2]) {
+    %y = tanh(%x)
+    return %y
+  }, steps=4097, states=1}
+  return %y
+}""")
+    with pytest.raises(VerifyError, match="a gradient over 4097 steps; up to 4096 are supported"):
+        grad(graph, "y", ["x"], seed=True)

@@ -12,6 +12,16 @@ import numpy as np
 import scipy.signal
 from ops.onnx_oracle import Array, Oracle, onnx_op, run
 from ops.recurrent_cases import ends, onnxruntime_of, shapes, weights
+from ops.scan_cases import (
+    accumulated,
+    average,
+    layer,
+    moving_average,
+    paths,
+    running_maximum,
+    summed_paths,
+    weighted,
+)
 
 from fusec.ir import DType, Op
 from fusec.ops import (
@@ -76,13 +86,21 @@ Draw = Callable[[np.random.Generator, tuple[int, ...]], Array]
 
 @dataclass(frozen=True)
 class Case:
-    """An op, shapes of its operands, how to draw them (one draw for all, or one each), and its oracle."""
+    """An op, shapes of its operands, how to draw them (one draw for all, or one each), and its oracle.
+
+    retyped: makes the op for operands of another precision. Only ops with a body, which has types, need it.
+    """
 
     op: Op
     shapes: tuple[tuple[int, ...], ...]
     oracle: Oracle
     draw: Draw | tuple[Draw, ...]
     rounds: bool = True  # False: the results are bit for bit the oracle's
+    retyped: Callable[[DType], Op] | None = None
+
+    def op_of(self, dtype: DType) -> Op:
+        """Return the op for floats of this type."""
+        return self.op if self.retyped is None or not dtype.is_float else self.retyped(dtype)
 
     def arrays(self, rng: np.random.Generator) -> list[Array]:
         draws = self.draw if isinstance(self.draw, tuple) else (self.draw,) * len(self.shapes)
@@ -988,6 +1006,15 @@ ROWS: dict[str, Sequence[Case]] = {
     ],
     "linear_scan": [
         Case(LinearScan(axis), ((2, 5, 3), (2, 5, 3)), formula(recurrence(axis)), unit) for axis in (1, -1, 0)
+    ],
+    "scan": [
+        Case(make(DType.F32), shapes, oracle, draw, rounds, make)
+        for make, shapes, oracle, draw, rounds in (
+            (average, ((3,), (5, 3), ()), moving_average, unit, True),
+            (layer, ((2, 3), (), (3, 3)), weighted, (unit, integers(-9, 9), unit), True),
+            (paths, ((2, 4), (3, 2, 4)), summed_paths, normal, True),
+            (accumulated, ((2,), (6, 2)), running_maximum, normal, False),
+        )
     ],
 }
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from ops.scan_cases import body, large_constant, same
 
 from fusec.errors import VerifyError
 from fusec.ir import DType, Op, TensorType
@@ -57,6 +58,7 @@ from fusec.ops import (
     RoiAlign,
     RoiPool,
     Rotary,
+    Scan,
     Scatter,
     Slice,
     Softmax,
@@ -370,6 +372,25 @@ REFUSALS: list[tuple[Op, str, str]] = [
     (LinearScan(0), "f32[2] f32[3]", "linear_scan takes equal types, not f32[2] and f32[3]"),
     (LinearScan(0), "i32[2] i32[2]", "linear_scan takes floating-point operands, not i32"),
     (LinearScan(1), "f32[2] f32[2]", "axis 1 is out of range for rank 1"),
+    (Scan(same("f32[2]"), 0, 1), "f32[2]", "scan of 0 steps"),
+    (Scan(same("f32[2]"), 3, -1), "f32[2]", "-1 states and 0 sequences"),
+    (Scan(same("f32[2]"), 3, 1, -1), "f32[2]", "1 states and -1 sequences"),
+    (Scan(same("f32[2]"), 3, 1, 1), "f32[2] f32[3]", "a body of 1 inputs for 2 states and sequences"),
+    (Scan(same("f32[2]"), 3, 1), "f32[2] f32[2]", "scan takes 1 operands, not 2"),
+    (Scan(body("(%x: f32[2]) { return }"), 3, 1), "f32[2]", "a body of 0 outputs for 1 states"),
+    (Scan(same("f32[2]"), 3, 1), "f16[2]", "operand 0 is f16[2], not f32[2]"),
+    (Scan(same("f32[2]"), 3, 0, 1), "f32[2]", "operand 0 is f32[2], not f32[3,2]"),
+    (Scan(same("f32[2]"), 3, 0), "f32[3,2]", "operand 0 is f32[3,2], not f32[2]"),
+    (
+        Scan(body("(%x: f32[2]) { %y = cast(%x) {to=f16} return %y }"), 3, 1),
+        "f32[2]",
+        "state 0 is f32[2] before a step, and f16[2] after it",
+    ),
+    (
+        Scan(large_constant(), 3, 1),
+        "f32[17]",
+        "constants of a body have up to 16 elements: %c: f32[17]",
+    ),
     (resize(rounding="up"), "f32[1,2]", "resize knows no rounding 'up'"),
     (wgrad(), "f32[1,2,4,4]", "conv_wgrad takes 2 operands, not 1"),
     (wgrad(), "f32[1,2] f32[1,2]", "conv_wgrad takes 1 to 3 spatial dims, x has shape [1, 2]"),

@@ -31,7 +31,7 @@ from fusec.gpu.kernels.product import integer_product, thin_product
 from fusec.gpu.kernels.product.few_rows import few_rows, streamed_weights
 from fusec.gpu.kernels.product.int8 import dense_bytes, resident_weights
 from fusec.gpu.kernels.product.packed import packed_product
-from fusec.gpu.kernels.recurrent import cumulate, linear_scan, recurrent
+from fusec.gpu.kernels.recurrent import cumulate, linear_scan, recurrent, scan
 from fusec.gpu.kernels.selection import arg_max, non_max_suppression, top_k
 from fusec.ir import DType, Node, Value
 from fusec.ops import Cast
@@ -77,6 +77,7 @@ FAMILIES: tuple[Family, ...] = (
     top_k.top_k,
     recurrent.recurrent,
     linear_scan.linear_scan,
+    scan.scan,
     cumulate.cumulate,
     scatter.scatter,  # after writes of rows, which do several in one launch
 )

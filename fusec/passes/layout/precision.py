@@ -1,7 +1,8 @@
 """Store floating-point tensors in the precision asked for, with casts only at inputs and outputs.
 
 With fp16 or bf16 every fp32 (and fp64) tensor inside becomes that type, constants at compile time. Inputs and outputs
-keep the types of the model's interface. With fp32 and tf32 the model's types stay.
+keep the types of the model's interface, and loops compute in the types of the model (`scan_precision`). With fp32 and
+tf32 the model's types stay.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from fusec.ops import (
     Pointwise,
 )
 from fusec.passes.base import Options, Pass
+from fusec.passes.layout.scan_precision import cast_around_scans, narrow_rows
 from fusec.passes.layout.small_guards import keep_guards
 from fusec.passes.rewriting.row_major import converted, row_major
 from fusec.passes.rewriting.value_facts import has_extremes, is_pointwise
@@ -53,6 +55,7 @@ class Precision(Pass):
         if storage is DType.F32:
             return
         keep_guards(graph, storage)
+        narrow_rows(graph, storage)
         interface = [v.type.dtype for v in graph.outputs]
         nodes = list(graph.nodes)
         for value in graph.inputs:
@@ -80,6 +83,7 @@ class Precision(Pass):
             for place in SUMS.get(type(node.op), ()):
                 _keep_wide(graph, node.results[place], storage)
         _cast_fp32_values(graph, exempt, literals, storage)
+        cast_around_scans(graph, storage, literals)
         last, wide = graph.return_node, dict[Value, Value]()
         for index, (value, dtype) in enumerate(zip(graph.outputs, interface, strict=True)):
             if value.type.dtype is dtype:

@@ -13,6 +13,7 @@ from functools import cached_property
 import numpy as np
 
 from fusec.ir import HALVES, DType, Graph, HostArray
+from fusec.lowering.unroll_scan import unrolled
 from fusec.testing.case import MismatchError
 from fusec.testing.error_bounds.montecarlo import sample
 from fusec.testing.error_bounds.perturbed import SAFETY, Rounding, Samples, distance
@@ -57,6 +58,8 @@ class Allowances:
     Exact results: an op whose result can be represented gets no error. The same holds for a sum of small multiples of a
     power of two. If nothing got an error, results must be equal.
 
+    Loops: the graph is unrolled first, so that each op of each step gets its own errors.
+
     Discontinuities: these are floor, comparisons, casts to integers, poles, and the end of a domain. If a
     discontinuity is closer than SAFETY spreads, the sample takes the other side. Values that depend on it then differ
     widely among samples, so these elements alone get a wide or infinite bound. So do values that depend on:
@@ -66,11 +69,11 @@ class Allowances:
     """
 
     def __init__(self, graph: Graph, feeds: Mapping[str, HostArray], rounding: Rounding):
-        self._graph = graph
+        self._graph = unrolled(graph)
         self._feeds = feeds
         self._rounding = rounding
         self._count = FIRST
-        self._samples = sample(graph, feeds, rounding, FIRST)
+        self._samples = sample(self._graph, feeds, rounding, FIRST)
         self._known: dict[str, Allowance] = {}
 
     @cached_property

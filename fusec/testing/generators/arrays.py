@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from fusec.ir import HALVES, DType, Graph, HostArray, TensorType
-from fusec.ops import Cast, Gather
+from fusec.lowering.indexed_dims import indexed_sizes
+from fusec.ops import Cast, Scan
 
 Draw = Callable[[np.random.Generator, tuple[int, ...], DType], HostArray]
 
@@ -71,14 +72,22 @@ def draw_feeds(graph: Graph, seed: int, style: str) -> dict[str, HostArray]:
     infinity, because such casts are undefined.
     """
     rng = np.random.default_rng(seed)
-    if style == "special" and any(isinstance(n.op, Cast) and n.op.to.is_int for n in graph.nodes):
+    if style == "special" and _casts_to_integers(graph):
         style = "ties"
     feeds: dict[str, HostArray] = {}
     for value in graph.inputs:
-        indexed = [n.operands[0].type.shape[n.op.axis] for n, i in value.uses if i and isinstance(n.op, Gather)]
+        indexed = indexed_sizes(value)
         if indexed:
             low, high = (-min(indexed) if "u" not in value.type.dtype.value else 0), min(indexed)
             feeds[value.name] = rng.integers(low, high, value.type.shape).astype(value.type.dtype.numpy)
         else:
             feeds[value.name] = draw_array(rng, value.type, style)
     return feeds
+
+
+def _casts_to_integers(graph: Graph) -> bool:
+    """Tell if a graph, or a body in it, has a cast to integers."""
+    return any(
+        n.op.to.is_int if isinstance(n.op, Cast) else isinstance(n.op, Scan) and _casts_to_integers(n.op.body.graph)
+        for n in graph.nodes
+    )

@@ -65,6 +65,7 @@ class RandomGraph(Choices):
     exact: all constants are small integers.
     values: inputs and results, in the order they were made.
     focus: operand of the next op, if it fits.
+    is_nested: the graph is the body of a loop.
     """
 
     def __init__(self, draw: st.DrawFn, dtype: DType = DType.F32):
@@ -77,6 +78,14 @@ class RandomGraph(Choices):
         self.values: list[Value] = []
         self.focus: Value | None = None
         self.most_elements = MAX_ELEMENTS  # of one value
+        self.is_nested = False
+
+    def nested(self) -> RandomGraph:
+        """Begin the graph of a body, drawn from the same choices."""
+        inner = RandomGraph(self._draw, self.dtype)
+        inner.graph = Graph("body")
+        inner.is_nested = True
+        return inner
 
     # nodes ---------------------------------------------------------------------------------------
 
@@ -183,8 +192,12 @@ class RandomGraph(Choices):
 
     def like(self, value: Value) -> Value:
         """Draw an existing or a new value of the same shape and dtype."""
-        same = [v for v in reversed(self.values) if v.type.same_value_type(value.type)]
-        return self.fresh(value.type) if not same or self.chance(35) else self.pick(same[:5])
+        return self.of_type(value.type)
+
+    def of_type(self, type: TensorType) -> Value:
+        """Draw an existing or a new value of a type."""
+        same = [v for v in reversed(self.values) if v.type.same_value_type(type)]
+        return self.fresh(type) if not same or self.chance(35) else self.pick(same[:5])
 
     def broadcastable(self, value: Value) -> Value:
         """Draw an operand that broadcasts with a value: constant or computed, of any such shape."""

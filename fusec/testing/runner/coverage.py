@@ -176,7 +176,7 @@ def _expected_attributes(op: type[Op]) -> Iterator[str]:
         key = f"{op.name}.{item.name}"
         if key in CHOICES:
             values: tuple[str, ...] = CHOICES[key]
-        elif item.name in BUCKETS:
+        elif item.name in BUCKETS and (item.name, str(item.type)) != ("steps", "int"):  # those of a loop are any number
             values = BUCKETS[item.name]
         elif item.type in ("bool", bool):
             values = ("false", "true")

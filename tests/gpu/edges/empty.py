@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from gpu.edges.row import Row, added, row
 
-from fusec.ir import DType, Op
+from fusec.ir import Body, DType, Op
 from fusec.ops import (
     CLASSES,
     AllFinite,
@@ -34,6 +34,7 @@ from fusec.ops import (
     Reshape,
     RmsNorm,
     Rotary,
+    Scan,
     Scatter,
     Slice,
     Softmax,
@@ -41,9 +42,12 @@ from fusec.ops import (
     TopK,
     Transpose,
 )
+from fusec.text import parse
 
 WINDOW: Any = ((3, 3), (1, 1), (1, 1, 1, 1), (1, 1))
 ALONG = ((1, 1), (1, 1, 1, 1), (1, 1))
+
+STEP = Body(parse('graph "body" (%h: f32[0,4], %x: f32[0,4]) { %y = add(%h, %x) return %y, %y as "row" }'))
 
 OTHERS: tuple[tuple[Op, tuple[tuple[int, ...], ...]], ...] = (
     (Cast(DType.F16), ((0, 16),)),
@@ -83,6 +87,7 @@ OTHERS: tuple[tuple[Op, tuple[tuple[int, ...], ...]], ...] = (
     (Cumulate("sum", 0), ((0, 4),)),
     (LinearScan(0), ((0, 4), (0, 4))),
     (LinearScan(1), ((0, 4), (0, 4))),
+    (Scan(STEP, 3, 1, 1), ((0, 4), (3, 0, 4))),
     (TopK(0), ((3, 4),)),
     (AllFinite(), ((0, 4),)),
 )

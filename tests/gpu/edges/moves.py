@@ -8,7 +8,7 @@ import numpy as np
 from gpu.edges.numbers import edges
 from gpu.edges.row import FLOATS, Row, added, row
 
-from fusec.ir import DType, channels_last
+from fusec.ir import Body, DType, channels_last
 from fusec.ops import (
     Concat,
     Cumulate,
@@ -26,12 +26,14 @@ from fusec.ops import (
     Resize,
     RoiAlign,
     RoiPool,
+    Scan,
     Scatter,
     Slice,
     Split,
     TopK,
     Transpose,
 )
+from fusec.text import parse
 
 NHWC = channels_last(4)
 
@@ -69,6 +71,32 @@ def moves() -> Iterator[Row]:
         yield from _resizes(dtype)
         yield from _between_pixels(dtype)
         yield from _sorted(dtype)
+        yield from _loops(dtype)
+
+
+def _loops(dtype: DType) -> Iterator[Row]:
+    """Loops in which states are moved, and in which they are compared and added to edge values."""
+    x = np.stack([np.roll(edges(dtype), i) for i in range(16)])
+    given = f"(%h: {dtype.value}[16], %x: {dtype.value}[16])"
+    moved = """{
+      %a = slice(%h) {starts=[0], sizes=[15], steps=[1]}
+      %b = pad(%a) {pads=[1, 0], mode="constant", value=1.0}
+      return %x, %b
+    }"""
+    op = Scan(Body(parse(f'graph "body" {given} {moved}')), 16, 1, 1)
+    yield row(f"scan of moves {dtype.value}", "scan", [x[3].copy(), x], added(op), exact=True, labels=np.array(""))
+    compared = """{
+      %h2 = reshape(%h) {shape=[1, 16]}
+      %x2 = reshape(%x) {shape=[1, 16]}
+      %both = concat(%h2, %x2) {axis=0}
+      %most = reduce(%both) {kind="max", axes=[0], keepdims=false}
+      %least = reduce(%both) {kind="min", axes=[0], keepdims=false}
+      %sum = reduce(%both) {kind="log_sum_exp", axes=[0], keepdims=false}
+      %y = add(%h, %x)
+      return %x, %most, %least, %sum, %y
+    }"""
+    op = Scan(Body(parse(f'graph "body" {given} {compared}')), 16, 1, 1)
+    yield row(f"scan of sums {dtype.value}", "scan", [x[3].copy(), x], added(op), labels=np.array(""))
 
 
 def _resizes(dtype: DType) -> Iterator[Row]:

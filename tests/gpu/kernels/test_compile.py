@@ -58,6 +58,7 @@ from gpu.kernels.product.test_thin_product import thin_cases
 from gpu.kernels.recurrent.test_cumulate import cumulate_cases
 from gpu.kernels.recurrent.test_linear_scan import scan_cases
 from gpu.kernels.recurrent.test_recurrent import recurrent_cases
+from gpu.kernels.recurrent.test_scan import loop_cases
 from gpu.kernels.selection.test_arg_max import arg_max_cases
 from gpu.kernels.selection.test_non_max_suppression import random_cases as suppression_cases
 from gpu.kernels.selection.test_top_k import random_cases as top_k_cases
@@ -140,6 +141,7 @@ def shaped_cases() -> list[Case]:
         *packed_cases(),
         *recurrent_cases(),
         *scan_cases(),
+        *loop_cases(),
         *cumulate_cases(),
         *scatter_cases(),
     ]

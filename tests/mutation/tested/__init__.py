@@ -9,10 +9,20 @@ from __future__ import annotations
 from mutation.mutants import Mutant
 from mutation.tested.compile_time import COMPILE_TIME
 from mutation.tested.detectors import DETECTORS
+from mutation.tested.loops import LOOPS
 from mutation.tested.programs import PROGRAMS
 from mutation.tested.quantised import QUANTISED
 from mutation.tested.quantization import QUANTIZATION
 from mutation.tested.running import RUNNING
 from mutation.tested.training import TRAINING
 
-TESTED: tuple[Mutant, ...] = (*TRAINING, *PROGRAMS, *RUNNING, *QUANTIZATION, *QUANTISED, *DETECTORS, *COMPILE_TIME)
+TESTED: tuple[Mutant, ...] = (
+    *TRAINING,
+    *PROGRAMS,
+    *RUNNING,
+    *QUANTIZATION,
+    *QUANTISED,
+    *DETECTORS,
+    *COMPILE_TIME,
+    *LOOPS,
+)

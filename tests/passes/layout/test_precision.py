@@ -13,7 +13,8 @@ from passes.cases import inputs_of, read_graph
 
 import fusec
 from fusec.ir import Constant, DType, Graph, Literal, TensorType
-from fusec.ops import Cast, pw
+from fusec.lowering.scan_plan import scan_plan
+from fusec.ops import Cast, Scan, pw
 from fusec.passes import PIPELINE
 from fusec.passes.base import Options, run
 from fusec.passes.cleanup.cse import Cse
@@ -207,3 +208,39 @@ def test_rows_of_zeros_are_normalised_to_zeros_in_fp16() -> None:
     (got,) = fusec.compile(b.graph(), target="cpu", precision="fp16").run(None, {"x": rows})
     np.testing.assert_allclose(got[0], np.full(8, 8**-0.5), rtol=1e-3)
     assert not got[1:].any()
+
+
+def test_a_loop_whose_kernel_takes_no_casts_has_them_around_it() -> None:
+    """A cast that a product reads is stored in shared memory, which is full in this loop."""
+    text = """graph "g" (%h: f32[8,SIZE], %x: f32[9,SIZE,SIZE], %z: f32[9,SIZE,SIZE]) {
+  %e = exp(%x)
+  %f = exp(%z)
+  %y = scan(%h, %e, %f) {body=graph "body" (%h: f32[8,SIZE], %x: f32[SIZE,SIZE], %z: f32[SIZE,SIZE]) {
+    %m = matmul(%h, %x)
+    %y = matmul(%m, %z)
+    return %y
+  }, steps=9, states=1, sequences=2}
+  return %y
+}"""
+    for size, dtype in ((16, "f16"), (64, "f32")):
+        graph = run((Precision(),), parse(text.replace("SIZE", str(size))), Options("fp16"))
+        (loop,) = (n for n in graph.nodes if isinstance(n.op, Scan))
+        assert isinstance(loop.op, Scan) and scan_plan(loop.op) is not None
+        assert loop.operands[1].type.dtype.value == dtype
+
+
+@pytest.mark.parametrize("precision", ["fp16", "bf16"])
+def test_errors_of_a_loop_do_not_grow_with_its_steps(precision: str, rng: np.random.Generator) -> None:
+    """A state in 16 bits would soon be too large for what a step adds."""
+    graph = parse("""graph "g" (%h: f32[4], %x: f32[3000,4]) {
+  %a = sigmoid(%x)
+  %y = scan(%h, %a) {body=graph "body" (%h: f32[4], %x: f32[4]) {
+    %y = add(%h, %x)
+    return %y
+  }, steps=3000, states=1, sequences=1}
+  %n = neg(%y)
+  return %n
+}""")
+    feeds = {v.name: rng.standard_normal(v.type.shape).astype(np.float32) for v in graph.inputs}
+    (got,) = fusec.compile(graph, target="cpu", precision=precision).run(None, feeds)
+    assert_close(got, evaluate(graph, feeds)["n"], 2e-3 if precision == "fp16" else 1e-2)

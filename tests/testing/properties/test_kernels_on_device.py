@@ -152,6 +152,11 @@ class SeededGraph(RandomGraph):
     def below(self, count: int) -> int:
         return self._rng.randrange(count) if count > 1 else 0
 
+    def nested(self) -> RandomGraph:
+        inner = SeededGraph(self.below(1 << 16), self.dtype)
+        inner.graph, inner.is_nested = Graph("body"), True
+        return inner
+
 
 def families(name: str, seed: int) -> Counter[str]:
     """Count the families of kernels in a graph of one motif."""

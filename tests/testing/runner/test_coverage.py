@@ -102,6 +102,12 @@ def test_listed_values_are_those_that_the_op_accepts(key: str) -> None:
     assert taken == {CHOICES[key]}
 
 
+def test_the_number_of_steps_of_a_loop_is_not_expected() -> None:
+    """Steps of slices are tuples with a few kinds of values."""
+    ops = {key.split(".")[0] for key in expected()["attributes"] if ".steps=" in key}
+    assert "slice" in ops and "scan" not in ops
+
+
 def test_every_text_or_bool_attribute_is_expected() -> None:
     for op in BY_NAME.values():
         for item in fields(op):  # type: ignore[arg-type]

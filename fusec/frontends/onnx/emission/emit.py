@@ -37,11 +37,13 @@ class TensorList:
 
     dtype: element type of an empty sequence.
     present: False for an optional value without an element. An optional value with an element is that element.
+    stack: a tensor whose rows are the items, if there is one.
     """
 
     items: tuple[Value, ...]
     dtype: DType | None = None
     present: bool = True
+    stack: Value | None = None
 
 
 ModelValue = Value | TensorList  # a tensor or a sequence, by one name of the model
@@ -129,6 +131,12 @@ class Emitter:
     def note(self, what: str, where: str = "") -> None:
         """Note something for the user, and its place (by default the current node). Each note is shown once a model."""
         self.notes.setdefault(what, {})[where or f"node {self._origin[0]!r}"] = None
+
+    def remark(self, what: str) -> None:
+        """Remark why the current node becomes many ops; hints tell it. Empty: it does not."""
+        self.graph.remarks.pop(self._origin[0], None)
+        if what:
+            self.graph.remarks[self._origin[0]] = what
 
     @contextmanager
     def unrolling(self) -> Generator[None]:

@@ -1,4 +1,4 @@
-"""Import control flow: choose the branch of If, or select between the results of both, and unroll Loop and Scan."""
+"""Import control flow: choose the branch of If or select between both, and make Loop and Scan one op or unroll them."""
 
 from __future__ import annotations
 
@@ -12,11 +12,14 @@ from fusec.frontends.onnx.emission.emit import Emitter, ModelValue, Table, Tenso
 from fusec.frontends.onnx.emission.host_values import HostValueError
 from fusec.frontends.onnx.model_file.functions import all_nodes
 from fusec.frontends.onnx.model_file.structure import draws
+from fusec.frontends.onnx.ops.loop_as_scan import MAX_STEPS, LoopForm, loop_as_scan, reversed_rows
+from fusec.frontends.onnx.ops.loop_lists import loop_with_lists
+from fusec.frontends.onnx.ops.loop_rows import first_dim, last_place
 from fusec.ir import Node, Value
 from fusec.ops import Concat, Gather, Scatter, pw
 from fusec.ops.spec import normalize_axis, require
 
-MAX_TRIPS = 4096
+MAX_TRIPS = 4096  # that are unrolled
 _FOREVER = np.iinfo(np.int64).max
 
 
@@ -83,6 +86,10 @@ def loop(
     running = condition is None or bool(g.number(condition, "the condition"))
     require(all(v is not None for v in carried), "a carried value is missing")
     state: list[ModelValue] = [v for v in carried if v is not None]
+    if running and count is not None and 0 < count <= MAX_STEPS:
+        made = loop_with_lists(g, body, count, state)
+        if made is not None:
+            return made[: g.outputs]
     scanned: list[list[Value]] = [[] for _ in range(g.outputs - len(state))]
     trip = 0
     while running and (count is None or trip < count):
@@ -195,8 +202,19 @@ def scan_9(
     lengths = {v.type.shape[a] for v, a in zip(inputs, axes, strict=True)}
     require(len(lengths) == 1, f"scan inputs of different lengths {sorted(lengths)}")
     (count,) = lengths
-    require(0 < count <= MAX_TRIPS, f"{count} trips; from 1 to {MAX_TRIPS} are supported")
     outputs = g.outputs - states
+    out_axes = list(scan_output_axes) or [0] * outputs
+    out_backward = list(scan_output_directions) or [0] * outputs
+    if 0 < count <= MAX_STEPS:
+        rows = [first_dim(g, v, a) for v, a in zip(inputs, axes, strict=True)]
+        rows = [reversed_rows(g, v) if d else v for v, d in zip(rows, backward, strict=True)]
+        made = loop_as_scan(g, LoopForm(body, count, [tensor(v) for v in state], rows))
+        if made is not None:
+            stacks = [reversed_rows(g, v) if d else v for v, d in zip(made[states:], out_backward, strict=False)]
+            ranks = [v.type.rank for v in stacks]
+            placed = [normalize_axis(a, rank) for a, rank in zip(out_axes, ranks, strict=False)]
+            return (*made[:states], *(last_place(g, v, a) for v, a in zip(stacks, placed, strict=False)))
+    require(0 < count <= MAX_TRIPS, f"{count} trips; from 1 to {MAX_TRIPS} are supported")
     scanned: list[list[Value]] = [[] for _ in range(outputs)]
     for trip in range(count):
         at = [count - 1 - trip if d else trip for d in backward]
@@ -207,8 +225,6 @@ def scan_9(
         require(len(results) - states >= outputs, f"its body gives {len(results) - states} scan outputs, not {outputs}")
         for items, output in zip(scanned, results[states:], strict=False):
             items.append(tensor(output))
-    out_axes = list(scan_output_axes) or [0] * outputs
-    out_backward = list(scan_output_directions) or [0] * outputs
     joined = [
         stacked(g, items[::-1] if d else items, normalize_axis(a, items[0].type.rank + 1))
         for items, a, d in zip(scanned, out_axes, out_backward, strict=False)

@@ -10,6 +10,7 @@ from onnx import GraphProto, TypeProto
 from fusec.frontends.onnx.emission.emit import Emitter, ModelValue, Table, TensorList
 from fusec.frontends.onnx.model_file.tensors import dtype_of
 from fusec.frontends.onnx.ops.control import row, stacked, tensor
+from fusec.frontends.onnx.ops.loop_rows import last_place
 from fusec.ir import Value
 from fusec.ops import Concat
 from fusec.ops.spec import normalize_axis, require
@@ -50,6 +51,10 @@ def concat_from_sequence(g: Emitter, sequence: TensorList, /, *, axis: int, new_
     items = _items(sequence)
     require(bool(items), "an empty sequence cannot be joined")
     rank = items[0].type.rank
+    if sequence.stack is not None:
+        axis = normalize_axis(axis, rank + bool(new_axis))
+        whole, shape = last_place(g, sequence.stack, axis), items[0].type.shape
+        return whole if new_axis else g.reshape(whole, (*shape[:axis], len(items) * shape[axis], *shape[axis + 1 :]))
     if new_axis:
         return stacked(g, items, normalize_axis(axis, rank + 1))
     return items[0] if len(items) == 1 else g(Concat(normalize_axis(axis, rank)), *items)

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from fusec.ops import CLASSES, AvgPool, MaxPool
 from fusec.testing.generators.graph_builder import Draw
-from fusec.testing.generators.operations import pointwise, products, recurrent, rows, shapes, state, windows
+from fusec.testing.generators.operations import pointwise, products, recurrent, rows, scans, shapes, state, windows
 
 DRAWS: Mapping[str, Draw] = {
     **{name: pointwise.drawing(name) for name in CLASSES},
@@ -53,6 +53,7 @@ DRAWS: Mapping[str, Draw] = {
     "scatter": shapes.scatter,
     "cumulate": rows.cumulate,
     "linear_scan": rows.linear_scan,
+    "scan": scans.scan,
     "conv_wgrad": windows.conv_wgrad,
     "max_pool_backward": windows.max_pool_backward,
     "max_pool_train": windows.max_pool_train,

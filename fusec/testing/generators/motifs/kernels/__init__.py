@@ -64,6 +64,7 @@ KERNELS: Mapping[str, Draw] = {
         selection.top_k,
         recurrent.recurrent,
         recurrent.linear_scan,
+        recurrent.scan,
         recurrent.cumulate,
         elementwise.scatter,
     )

@@ -1,0 +1,232 @@
+"""Plan how a block runs the body of a scan: which values it stores in shared memory, and between which barriers.
+
+Views, and results that one node reads, are computed where they are read. All others are stored. A step is a few phases
+with a barrier after each; in one phase all threads compute elements of values that do not depend on each other.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+from fusec.ir import Constant, Node, Value
+from fusec.lowering.scan_rows import RowDims, row_dims
+from fusec.ops import (
+    Cast,
+    Concat,
+    Expand,
+    Gather,
+    MatMul,
+    Pad,
+    Pointwise,
+    Reduce,
+    Relayout,
+    Reshape,
+    Scan,
+    Slice,
+    Split,
+    Transpose,
+)
+
+MOVES = (Reshape, Transpose, Relayout, Expand, Concat, Split, Slice, Pad, Gather)
+CHEAP = frozenset({"where", "identity", "neg", "abs", "max", "min", "relu", "add", "sub", "mul"})
+SHARED_BYTES = 1 << 15  # of states and stored values; every GPU has half as much again, which sequences use
+MOST_THREADS = 1024
+MOST_BLOCKS = 256  # of more rows than this, a block has several
+WARP = 32
+MOST_OPERANDS = 4  # of a concat, each of which is read and then selected
+# Elements that a thread computes between two barriers, on average. Of more, launches of many blocks take less time.
+MOST_WORK = 10
+LOOP_SHARE = 8  # of an element's work is an addend of a sum
+
+
+@dataclass(frozen=True, eq=False)
+class ScanPlan:
+    """Describe how a block runs a body.
+
+    rows: the dim of values along which blocks share their rows. Each block has all of other values.
+    phases: the values that are computed between two barriers, in order. Outputs of the body are among them.
+    """
+
+    op: Scan
+    rows: RowDims
+    phases: tuple[tuple[Value, ...], ...]
+
+    @property
+    def all_rows(self) -> int:
+        """Return the number of independent rows."""
+        return next((v.type.shape[dim] for v, dim in self.rows.items()), 1)
+
+    @cached_property
+    def block_rows(self) -> int:
+        """Return the rows of a block: one, unless there are very many."""
+        return next(
+            n for n in range(1, self.all_rows + 1) if not self.all_rows % n and self.all_rows // n <= MOST_BLOCKS
+        )
+
+    @property
+    def blocks(self) -> int:
+        return self.all_rows // self.block_rows
+
+    @cached_property
+    def next_states(self) -> dict[Value, list[int]]:
+        """Return the numbers of the states that a value becomes."""
+        found: dict[Value, list[int]] = {}
+        for index, value in enumerate(self.op.body.graph.outputs[: self.op.states]):
+            found.setdefault(value, []).append(index)
+        return found
+
+    @property
+    def stored(self) -> list[Value]:
+        """Return the values that have memory of their own, because other nodes read them."""
+        computed = (v for phase in self.phases for v in phase if v.node is not None and v.literal is None)
+        return [v for v in computed if v not in self.next_states and any(node.results for node in v.users)]
+
+    @property
+    def threads(self) -> int:
+        """Return the threads of a block: one for each element of the largest phase."""
+        largest = max((sum(map(self._threads_of, phase)) for phase in self.phases), default=1)
+        return min(MOST_THREADS, -(-largest // WARP) * WARP)
+
+    @property
+    def shared_bytes(self) -> int:
+        """Return the bytes of states, before and after a step, and of stored values."""
+        states = self.op.body.graph.inputs[: self.op.states]
+        return sum(2 * self.nbytes(v) for v in states) + sum(map(self.nbytes, self.stored))
+
+    @property
+    def work(self) -> float:
+        """Return how many elements a thread computes in a step."""
+        return sum(self._work_of(value) for phase in self.phases for value in phase)
+
+    def shape(self, value: Value) -> tuple[int, ...]:
+        """Return the shape of the part of a value that a block has."""
+        dim = self.rows.get(value, -1)
+        return tuple(self.block_rows if d == dim else size for d, size in enumerate(value.type.shape))
+
+    def size(self, value: Value) -> int:
+        return math.prod(self.shape(value))
+
+    def nbytes(self, value: Value) -> int:
+        """Return the bytes of a block's part of a value, a multiple of 16."""
+        return -(-self.size(value) * value.type.dtype.itemsize // 16) * 16
+
+    def depth(self, value: Value) -> int:
+        """Return how many elements are added up, or compared, for one of a value."""
+        node = value.node
+        if node is not None and isinstance(node.op, MatMul):
+            return node.operands[0].type.shape[-1]
+        if node is not None and isinstance(node.op, Reduce):
+            return self.size(node.operands[0]) // max(self.size(value), 1)
+        return 1
+
+    def by_warps(self, value: Value) -> bool:
+        """Tell if the threads of a warp share the elements of a sum."""
+        return value.node is not None and isinstance(value.node.op, Reduce) and self.depth(value) >= WARP
+
+    def _threads_of(self, value: Value) -> int:
+        return self.size(value) * (WARP if self.by_warps(value) else 1)
+
+    def _work_of(self, value: Value) -> float:
+        turns, depth = math.ceil(self._threads_of(value) / self.threads), self.depth(value)
+        return turns * (1 + math.ceil(depth / WARP if self.by_warps(value) else depth) / LOOP_SHARE)
+
+
+def scan_plan(op: Scan) -> ScanPlan | None:
+    """Return how a block runs the body of a scan; None if it does not, or would take longer than other launches."""
+    plan = _planned(op)
+    return plan if isinstance(plan, ScanPlan) else None
+
+
+def why_not(op: Scan) -> str:
+    """Return the reason why no block runs the body of a scan; empty if one does."""
+    plan = _planned(op)
+    return plan if isinstance(plan, str) else ""
+
+
+@lru_cache(maxsize=256)
+def _planned(op: Scan) -> ScanPlan | str:
+    """Return the plan of a scan, or the reason why it has none."""
+    graph = op.body.graph
+    refused = dict.fromkeys(node.op.name for node in graph.nodes if not _can_run(node))
+    if refused:
+        return f"its body has {', '.join(refused)}"
+    if any(v.type.dtype.is_narrow for v in graph.values()):
+        return "its body has 4-bit integers or 8-bit floats"
+    if any(v.type.size == 0 for v in graph.values()) or not graph.outputs:
+        return "its body has values without elements"
+    plan = ScanPlan(op, row_dims(op), _phases(op))
+    if plan.shared_bytes > SHARED_BYTES:
+        return f"a step has {plan.shared_bytes} bytes of states and results, more than {SHARED_BYTES}"
+    if plan.work > MOST_WORK * len(plan.phases):
+        products = any(isinstance(node.op, MatMul) for node in graph.nodes)
+        return "its products are large" if products else "a step computes too much for one block"
+    return plan
+
+
+def _can_run(node: Node) -> bool:
+    op = node.op
+    if isinstance(op, Constant):
+        return op.literal.type.size == 1
+    if isinstance(op, Pad):
+        return op.mode == "constant"
+    if isinstance(op, Concat):
+        return len(node.operands) <= MOST_OPERANDS
+    if isinstance(op, Reduce):
+        return node.result.type.dtype.is_float or op.kind in ("sum", "max", "min", "prod")
+    if isinstance(op, MatMul):
+        return node.result.type.dtype.is_float
+    return isinstance(op, (Pointwise, Cast, *MOVES))
+
+
+def _phases(op: Scan) -> tuple[tuple[Value, ...], ...]:
+    """Return the values that threads compute between barriers: what is stored, and what the body gives."""
+    graph = op.body.graph
+    level: dict[Value, int] = dict.fromkeys(graph.inputs, 0)  # the barriers that a value waits for
+    phases: list[list[Value]] = []
+    outputs, stored = dict.fromkeys(graph.outputs), _stored_values(op)
+
+    def computed(value: Value, at: int) -> None:
+        phases.extend([] for _ in range(at + 1 - len(phases)))
+        phases[at].append(value)
+
+    for node in graph.nodes:
+        at = max((level[v] for v in node.operands), default=0)
+        for value in node.results:
+            level[value] = at
+            if value in stored or value in outputs:
+                computed(value, at)
+                level[value] = at + 1
+    for value in outputs:
+        if value.node is None or isinstance(value.node.op, Constant):
+            computed(value, 0)
+    return tuple(map(tuple, phases))
+
+
+def _stored_values(op: Scan) -> set[Value]:
+    """Return the values that are stored for the nodes that read them, rather than computed by each."""
+    stored, in_memory, cheap = set[Value](), set[Value](), set[Value]()
+    in_memory.update(op.body.graph.inputs)
+    cheap.update(op.body.graph.inputs)
+    for node in op.body.graph.nodes:
+        moves, constant = isinstance(node.op, MOVES), isinstance(node.op, Constant)
+        is_view = constant or (moves and in_memory.issuperset(node.operands))  # an element takes one load at most
+        is_cheap = constant or ((moves or node.op.name in CHEAP) and cheap.issuperset(node.operands))
+        for value in node.results:
+            if not is_view and _is_read_often(value, is_cheap):
+                stored.add(value)
+            if is_view or value in stored:
+                in_memory.add(value)
+            if is_cheap or value in stored:
+                cheap.add(value)
+    return stored
+
+
+def _is_read_often(value: Value, is_cheap: bool) -> bool:
+    """Tell if it takes longer to compute a value wherever it is read than to store it, and to wait for that."""
+    users = [user for user in value.users if user.results]
+    sums = value.node is not None and isinstance(value.node.op, (Reduce, MatMul))
+    many = any(isinstance(user.op, (MatMul, Expand)) for user in users)
+    twice = any(isinstance(user.op, Reduce) and user.op.kind == "log_sum_exp" for user in users)
+    return len(users) > 1 or (bool(users) and sums) or many or (twice and not is_cheap)

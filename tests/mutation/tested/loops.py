@@ -1,0 +1,168 @@
+"""Faults in loops of a known number of steps: their meaning, their expansion, plans and kernels."""
+
+from __future__ import annotations
+
+from mutation.mutants import Mutant
+from mutation.mutants import for_tests as _m
+
+AREA = "loops"
+BODIES = "gpu/kernels/recurrent/test_random_scans.py"
+ROWS, PLAN = "lowering/scan_rows.py", "lowering/scan_plan.py"
+CODE, SUMS = "gpu/kernels/recurrent/scan_code.py", "gpu/kernels/recurrent/scan_sums.py"
+KERNEL = "gpu/kernels/recurrent/scan.py"
+
+LOOPS: tuple[Mutant, ...] = (
+    _m(
+        "state_never_changes",
+        AREA,
+        "ops/scan.py",
+        "state = results[: self.states]",
+        "state = state[: self.states]",
+        "each step of the reference begins with the first states",
+        "ops/test_ops.py",
+    ),
+    _m(
+        "precision_of_a_body_forgotten",
+        AREA,
+        "reference.py",
+        "elif precision and isinstance(node.op, Scan):",
+        "elif precision and isinstance(node.op, Cast):",
+        "casts in the body of a loop round, though all floats have one precision",
+        "test_reference.py",
+    ),
+    _m(
+        "types_of_sequences_unchecked",
+        AREA,
+        "ops/scan.py",
+        "if self.states <= index < first:",
+        "if self.states < index < first:",
+        "the first sequence has the shape of one row",
+        "ops/test_refusals.py",
+    ),
+    _m(
+        "first_row_in_each_step",
+        AREA,
+        "lowering/unroll_scan.py",
+        "Slice((step, *[0] * (rank - 1)), ",
+        "Slice((step % 2, *[0] * (rank - 1)), ",
+        "unrolled steps read the first two rows of a sequence",
+        "passes/test_cases.py",
+    ),
+    _m(
+        "expanded_though_a_kernel_runs_it",
+        AREA,
+        "passes/folding/expand_scan.py",
+        "scan_plan(n.op) is None]:",
+        "scan_plan(n.op) is not None]:",
+        "loops of kernels are expanded, and all others are left without a kernel",
+        "passes/test_cases.py",
+    ),
+    _m(
+        "barrier_missing",
+        AREA,
+        PLAN,
+        "                level[value] = at + 1\n",
+        "                level[value] = at\n",
+        "threads read a value that other threads still compute",
+        BODIES,
+    ),
+    _m(
+        "reduced_rows_are_separate",
+        AREA,
+        ROWS,
+        "    _require(dim not in op.axes)\n",
+        "",
+        "a block reduces its own row alone, though all rows are reduced",
+        BODIES,
+    ),
+    _m(
+        "rows_move_between_steps",
+        AREA,
+        ROWS,
+        "return rows if same else None",
+        "return rows",
+        "a state's rows are along another dim after a step",
+        BODIES,
+    ),
+    _m(
+        "padding_reads_inside",
+        AREA,
+        CODE,
+        'place = self.number(f"{c} - {before}u")',
+        'place = self.number(f"{c} - 0u")',
+        "padded elements are not moved by the padding before them",
+        BODIES,
+    ),
+    _m(
+        "negative_indices_unwrapped",
+        AREA,
+        CODE,
+        "(i64){found} < 0 ? (i64){found} + {rows} : (i64){found}",
+        "(i64){found}",
+        "negative indices are taken for zero",
+        BODIES,
+    ),
+    _m(
+        "second_operand_from_its_end",
+        AREA,
+        CODE,
+        "            start += size\n",
+        "            start = size\n",
+        "a third operand of a concat is read from a wrong place",
+        BODIES,
+    ),
+    _m(
+        "infinite_maximum_subtracted",
+        AREA,
+        SUMS,
+        "fabs({top}) < {compute_type(dtype)}(INFINITE) ? {top} : {compute_type(dtype)}(0)",
+        "{top}",
+        "the logarithm of a sum of exponentials of infinities is NaN",
+        BODIES,
+    ),
+    _m(
+        "warp_halved",
+        AREA,
+        SUMS,
+        "for (int s = 16; s > 0; s /= 2)",
+        "for (int s = 8; s > 0; s /= 2)",
+        "half a warp is left out of a sum",
+        BODIES,
+    ),
+    _m(
+        "mean_is_a_sum",
+        AREA,
+        SUMS,
+        '"mean": f"{text} / {literal(count, dtype)}",',
+        '"mean": text,',
+        "a mean is not divided",
+        BODIES,
+    ),
+    _m(
+        "last_state_but_one",
+        AREA,
+        KERNEL,
+        "{self.op.steps % 2 * self.plan.size(state)}u",
+        "{(self.op.steps + 1) % 2 * self.plan.size(state)}u",
+        "the states before the last step are the result",
+        BODIES,
+    ),
+    _m(
+        "rows_copied_beyond_the_end",
+        AREA,
+        KERNEL,
+        'code.number(f"(u64)(step + {row}) * {source.strides[0]}u", "u64")',
+        'code.number(f"(u64)({row}) * {source.strides[0]}u", "u64")',
+        "the first rows of a sequence are copied again and again",
+        BODIES,
+    ),
+    _m(
+        "rows_of_a_loop_unfollowed",
+        AREA,
+        "frontends/padding_proof.py",
+        "if isinstance(node.op, Scan) and any(v in self.rows for v in node.operands):",
+        "if isinstance(node.op, Scan) and not node.operands:",
+        "a loop of many steps is refused for its body, without a reason that a user understands",
+        "dynamic_shapes/test_padding_refused.py",
+    ),
+)
