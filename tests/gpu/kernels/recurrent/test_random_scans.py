@@ -81,6 +81,7 @@ def test_random_bodies(kind: str) -> None:
     for graph in map(alone, nodes):
         (node,) = graph.nodes
         kernel: Any = find([node], node.results, FIGURES)
+        assert isinstance(node.op, Scan)
         assert (kernel is None) == (scan_plan(node.op) is None)
         if kernel is not None:
             jobs.append((graph, kernel))
