@@ -17,8 +17,9 @@ class WeightsMember:
     """A member with weights, of which only the header is read at first."""
 
     def __init__(self, file: Reader, member: str):
-        self._file, self._member, self._room = file, member, file.room(member)
-        self._lock, self._checked = threading.Lock(), False
+        self._file: Reader | None = file  # until the weights are read, because it holds an open file
+        self._where, self._member, self._room = f"{file.path}: {member}", member, file.room(member)
+        self._lock = threading.Lock()
         file.fill(member, self._room[:8])
         file.fill(member, self._room[: header_bytes(self._room)])
         self._header = bytes(self._room[: header_bytes(self._room)])
@@ -28,7 +29,7 @@ class WeightsMember:
         try:
             return read(self._room.toreadonly(), self._check)
         except ModelError as error:
-            raise ModelError(f"{self._file.path}: {self._member}: {error}") from error
+            raise ModelError(f"{self._where}: {error}") from error
 
     @contextmanager
     def read_in_thread(self) -> Generator[None]:
@@ -46,9 +47,9 @@ class WeightsMember:
     def _check(self) -> None:
         """Read and check the whole member, unless that is done. Raises ModelError if it is damaged."""
         with self._lock:
-            if self._checked:
+            if self._file is None:
                 return
             self._file.check(self._member, self._room)
             if bytes(self._room[: len(self._header)]) != self._header:
-                raise ModelError(f"{self._file.path}: {self._member}: was changed while it was read")
-            self._checked = True
+                raise ModelError(f"{self._where}: was changed while it was read")
+            self._file = None
