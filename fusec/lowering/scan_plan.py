@@ -59,15 +59,14 @@ class ScanPlan:
         return next((v.type.shape[dim] for v, dim in self.rows.items()), 1)
 
     @cached_property
-    def block_rows(self) -> int:
-        """Return the rows of a block: one, unless there are very many."""
-        return next(
-            n for n in range(1, self.all_rows + 1) if not self.all_rows % n and self.all_rows // n <= MOST_BLOCKS
-        )
+    def blocks(self) -> int:
+        """Return the number of blocks: one for each row, unless there are very many."""
+        return max(n for n in range(1, MOST_BLOCKS + 1) if self.all_rows % n == 0)
 
     @property
-    def blocks(self) -> int:
-        return self.all_rows // self.block_rows
+    def block_rows(self) -> int:
+        """Return the rows of a block."""
+        return self.all_rows // self.blocks
 
     @cached_property
     def next_states(self) -> dict[Value, list[int]]:
