@@ -8,8 +8,9 @@ from mutation.mutants import for_tests as _m
 AREA = "loops"
 BODIES = "gpu/kernels/recurrent/test_random_scans.py"
 ROWS, PLAN = "lowering/scan_rows.py", "lowering/scan_plan.py"
-CODE, SUMS = "gpu/kernels/recurrent/scan_code.py", "gpu/kernels/recurrent/scan_sums.py"
-KERNEL = "gpu/kernels/recurrent/scan.py"
+VIEWS, SUMS = "gpu/kernels/recurrent/scan_views.py", "gpu/kernels/recurrent/scan_sums.py"
+KERNEL, MEMORY = "gpu/kernels/recurrent/scan.py", "gpu/kernels/recurrent/scan_memory.py"
+IMPORT, IMPORTED = "frontends/onnx/ops/loop_as_scan.py", "frontends/onnx/loops/test_loop_as_scan.py"
 
 LOOPS: tuple[Mutant, ...] = (
     _m(
@@ -87,16 +88,16 @@ LOOPS: tuple[Mutant, ...] = (
     _m(
         "padding_reads_inside",
         AREA,
-        CODE,
-        'place = self.number(f"{c} - {before}u")',
-        'place = self.number(f"{c} - 0u")',
+        VIEWS,
+        'place = code.number(f"{c} - {before}u")',
+        'place = code.number(f"{c} - 0u")',
         "padded elements are not moved by the padding before them",
         BODIES,
     ),
     _m(
         "negative_indices_unwrapped",
         AREA,
-        CODE,
+        VIEWS,
         "(i64){found} < 0 ? (i64){found} + {rows} : (i64){found}",
         "(i64){found}",
         "negative indices are taken for zero",
@@ -105,9 +106,9 @@ LOOPS: tuple[Mutant, ...] = (
     _m(
         "second_operand_from_its_end",
         AREA,
-        CODE,
-        "            start += size\n",
-        "            start = size\n",
+        VIEWS,
+        "        start += size\n",
+        "        start = size\n",
         "a third operand of a concat is read from a wrong place",
         BODIES,
     ),
@@ -142,27 +143,36 @@ LOOPS: tuple[Mutant, ...] = (
         "last_state_but_one",
         AREA,
         KERNEL,
-        "{self.op.steps % 2 * self.plan.size(state)}u",
-        "{(self.op.steps + 1) % 2 * self.plan.size(state)}u",
+        "{op.steps % 2 * self.plan.size(value)}u",
+        "{(op.steps + 1) % 2 * self.plan.size(value)}u",
         "the states before the last step are the result",
         BODIES,
     ),
     _m(
         "rows_copied_beyond_the_end",
         AREA,
-        KERNEL,
+        MEMORY,
         'code.number(f"(u64)(step + {row}) * {source.strides[0]}u", "u64")',
         'code.number(f"(u64)({row}) * {source.strides[0]}u", "u64")',
         "the first rows of a sequence are copied again and again",
         BODIES,
     ),
     _m(
-        "rows_of_a_loop_unfollowed",
+        "constant_state_for_a_changing_one",
         AREA,
-        "frontends/padding_proof.py",
-        "if isinstance(node.op, Scan) and any(v in self.rows for v in node.operands):",
-        "if isinstance(node.op, Scan) and not node.operands:",
-        "a loop of many steps is refused for its body, without a reason that a user understands",
-        "dynamic_shapes/test_padding_refused.py",
+        IMPORT,
+        "fixed = [new is v for new, v in zip(values, self.states, strict=False)]",
+        "fixed = [new in self.states for new in values[:count]]",
+        "states that change places stay as they are",
+        IMPORTED,
+    ),
+    _m(
+        "number_of_the_step_from_one",
+        AREA,
+        IMPORT,
+        "np.arange(form.steps)",
+        "np.arange(1, form.steps + 1)",
+        "a loop counts its steps from one",
+        IMPORTED,
     ),
 )
