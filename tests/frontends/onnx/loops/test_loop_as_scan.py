@@ -194,6 +194,14 @@ def test_more_steps_than_may_be_unrolled_are_a_scan(rng: np.random.Generator) ->
     assert check_loop(node, {"v0": numbers(rng, 3)}, {"c": np.float32(0.999)}, steps=6000) == {"scan": 1}
 
 
+@pytest.mark.parametrize(("steps", "scans"), [(4096, 0), (4097, 1)])
+def test_long_loops_of_constants_are_not_computed_at_import(steps: int, scans: int) -> None:
+    node = loop([make("Mul", ["v", "c"], ["w"])], {"v": "w"})
+    held = {"n": np.array(steps), "v0": np.ones(2, np.float32), "c": np.float32(0.999)}
+    graph = load(whole([node, make("Add", ["last0", "x"], ["y"])], {"x": np.ones(2, np.float32)}, ["y"], held))
+    assert Counter(n.op.name for n in graph.nodes)["scan"] == scans
+
+
 def test_loops_without_steps_give_their_first_states(rng: np.random.Generator) -> None:
     v0 = numbers(rng, 3)
     assert check_loop(loop([make("Add", ["v", "v"], ["w"])], {"v": "w"}), {"v0": v0}, steps=0) == {}
