@@ -9,7 +9,8 @@ import numpy as np
 
 from fusec.errors import ExecutionError
 from fusec.ir import Array, DType, Graph, Node, Value, quote
-from fusec.ops import Cast, Scan
+from fusec.ops import Scan
+from fusec.ops.pointwise import keeps_number
 
 
 def evaluate_node(node: Node, operands: list[Array], xp: Any = np) -> tuple[Array, ...]:
@@ -56,12 +57,6 @@ def evaluate(
             if left[value] == 0 and value not in outputs:
                 del held[value]
     return {name: held[v] for name, v in zip(graph.output_names, graph.outputs, strict=True)}
-
-
-def keeps_number(node: Node) -> bool:
-    """Tell if a node is a cast from a floating or integer type to a floating one: it changes the precision alone."""
-    own = node.operands[0].type.dtype if node.operands else None
-    return isinstance(node.op, Cast) and node.op.to.is_float and own is not None and (own.is_float or own.is_int)
 
 
 def _raised(array: Array, precision: DType | None) -> Array:

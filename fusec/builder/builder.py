@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 
 from fusec.builder.op_methods import OpMethods
-from fusec.builder.steps import Step, call_step, count_steps, dependents, erase_step, trace_body
+from fusec.builder.steps import Step, call_step, count_steps, erase_step, trace_body
 from fusec.builder.tensor import Operand, Tensor
 from fusec.errors import ModelError, VerifyError
 from fusec.ir import NUMBERS, DType, Graph, Node, Op, TensorType, Value, copy_name
 from fusec.ops import Scan
+from fusec.ops.scan import dependents
 
 _PACKAGE = str(Path(__file__).parent.parent)  # stack frames of fusec itself are not the caller's line
 

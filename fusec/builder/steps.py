@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from fusec.builder.tensor import Tensor
 from fusec.ir import Body, Graph, Node, Value
-from fusec.ops.scan import body_of
+from fusec.ops.scan import body_of, dependents, is_number
 
 if TYPE_CHECKING:
     from fusec.builder.builder import Builder
@@ -44,16 +44,6 @@ def call_step(b: Builder, step: Step, states: list[Tensor], rows: list[Tensor]) 
     return after, results
 
 
-def dependents(nodes: Sequence[Node], values: Sequence[Value]) -> list[Node]:
-    """Return those of some nodes that depend on values, without the nodes that compute these."""
-    changing, found = set(values), list[Node]()
-    for node in nodes:
-        if any(v in changing for v in node.operands) and not changing.issuperset(node.results):
-            found.append(node)
-            changing.update(node.results)
-    return found
-
-
 def trace_body(nodes: Sequence[Node], first: Sequence[Value], outputs: Sequence[Value]) -> tuple[Body, list[Value]]:
     """Return the body of a loop, and the values that all its steps read.
 
@@ -61,12 +51,8 @@ def trace_body(nodes: Sequence[Node], first: Sequence[Value], outputs: Sequence[
     """
     inside = {*first, *(v for node in nodes for v in node.results)}
     read = [*(v for node in nodes for v in node.operands), *outputs]
-    shared = list(dict.fromkeys(v for v in read if v not in inside and not _is_number(v)))
+    shared = list(dict.fromkeys(v for v in read if v not in inside and not is_number(v)))
     return body_of([*first, *shared], outputs), shared
-
-
-def _is_number(value: Value) -> bool:
-    return value.literal is not None and value.type.size == 1
 
 
 def erase_step(graph: Graph, nodes: Sequence[Node], stand_ins: Sequence[Value]) -> set[Value]:

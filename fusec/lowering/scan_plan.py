@@ -36,7 +36,8 @@ MOST_THREADS = 1024
 MOST_BLOCKS = 256  # of more rows than this, a block has several
 WARP = 32
 MOST_OPERANDS = 4  # of a concat, each of which is read and then selected
-# Elements that a thread computes between two barriers, on average. Of more, launches of many blocks take less time.
+# Elements that a thread computes between two barriers, on average. More is left to launches of
+# many blocks. An estimate: it was not measured.
 MOST_WORK = 10
 LOOP_SHARE = 8  # of an element's work is an addend of a sum
 

@@ -24,20 +24,26 @@ def unroll_scan(op: Scan, operands: Sequence[Value], add: AddOp) -> list[Value]:
     return [*state, *(items[0] if len(items) == 1 else add(Concat(0), items)[0] for items in rows)]
 
 
-def unrolled(graph: Graph) -> Graph:
-    """Return a graph without scans, also of those in bodies: the graph itself if it has none."""
-    if not any(isinstance(node.op, Scan) for node in graph.nodes):
-        return graph
-    made = graph.clone()
-    while found := [n for n in made.nodes if isinstance(n.op, Scan)]:
+def unroll_all(graph: Graph, wanted: Callable[[Scan], bool] = lambda op: True) -> None:
+    """Replace scans by the nodes of all their steps, also those in bodies. wanted: tells which; default: all."""
+    while found := [n for n in graph.nodes if isinstance(n.op, Scan) and wanted(n.op)]:
         for node in found:
 
             def add(op: Op, operands: Sequence[Value], before: Node = node) -> Sequence[Value]:
-                return made.insert(op, operands, before=before, origin=before.origin).results
+                return graph.insert(op, operands, before=before, origin=before.origin).results
 
             for old, new in zip(node.results, unroll_scan(cast(Scan, node.op), node.operands, add), strict=True):
-                made.replace(old, new)
-            made.erase(node)
+                if old.uses:
+                    graph.replace(old, new)
+            graph.erase(node)
+
+
+def unrolled(graph: Graph) -> Graph:
+    """Return a graph without scans: the graph itself if it has none."""
+    if not any(isinstance(node.op, Scan) for node in graph.nodes):
+        return graph
+    made = graph.clone()
+    unroll_all(made)
     return made
 
 

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from fusec.errors import VerifyError
-from fusec.ir import Array, DType, Op, TensorType
+from fusec.ir import Array, DType, Node, Op, TensorType
 from fusec.ops.spec import broadcast, require, require_arity, result_order, special, widened
 
 SQRT_HALF = math.sqrt(0.5)
@@ -314,6 +314,12 @@ class Cast(Op):
     def reference(self, xp: Any, *operands: Array) -> tuple[Array, ...]:
         with np.errstate(all="ignore"):
             return (_through(xp, operands[0], self.to).astype(self.to.numpy),)
+
+
+def keeps_number(node: Node) -> bool:
+    """Tell if a node is a cast from a floating or integer type to a floating one: it changes the precision alone."""
+    own = node.operands[0].type.dtype if node.operands else None
+    return isinstance(node.op, Cast) and node.op.to.is_float and own is not None and (own.is_float or own.is_int)
 
 
 def _through(xp: Any, x: Array, to: DType) -> Array:

@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from fusec.ir import HALVES, INLINE_ELEMENTS, Array, Body, DType, Graph, Op, TensorType, Value
-from fusec.ops.pointwise import Cast, pw
+from fusec.ir import HALVES, INLINE_ELEMENTS, Array, Body, DType, Graph, Node, Op, TensorType, Value
+from fusec.ops.pointwise import Cast, keeps_number, pw
 from fusec.ops.reduction import Reduce, Softmax
 from fusec.ops.spec import require
+
+HOST_STEPS = 4096  # that the host runs one by one at compile time, to make constants of a loop of constants
 
 
 @dataclass(frozen=True)
@@ -75,8 +77,7 @@ class Scan(Op):
         known: dict[Value, Array] = dict(zip(graph.inputs, arrays, strict=True))
         for node in graph.nodes:
             given = [known[v] for v in node.operands]
-            to_float = isinstance(node.op, Cast) and node.op.to.is_float and _is_number(node.operands[0].type.dtype)
-            if precision is not None and to_float:
+            if precision is not None and keeps_number(node):
                 results: Sequence[Array] = given[:1]
             elif isinstance(node.op, Scan):
                 results = node.op.evaluate(xp, given, precision)
@@ -86,10 +87,6 @@ class Scan(Op):
                 raises = precision is not None and value.type.dtype.is_float
                 known[value] = array.astype(precision, copy=False) if raises else array
         return [known[v] for v in graph.outputs]
-
-
-def _is_number(dtype: DType) -> bool:
-    return dtype.is_float or dtype.is_int
 
 
 def body_of(inputs: Sequence[Value], outputs: Sequence[Value]) -> Body:
@@ -126,9 +123,24 @@ def _softmax_by_parts(graph: Graph, op: Softmax, x: Value) -> Value:
     return add(Cast(x.type.dtype), result) if halves else result
 
 
-def nodes_between(inputs: Sequence[Value], outputs: Sequence[Value]) -> list[Any]:
+def dependents(nodes: Sequence[Node], values: Sequence[Value]) -> list[Node]:
+    """Return those of some nodes that depend on values, without the nodes that compute these."""
+    changing, found = set(values), list[Node]()
+    for node in nodes:
+        if any(v in changing for v in node.operands) and not changing.issuperset(node.results):
+            found.append(node)
+            changing.update(node.results)
+    return found
+
+
+def is_number(value: Value) -> bool:
+    """Tell if a value is a constant of one element, which a body holds itself."""
+    return value.literal is not None and value.type.size == 1
+
+
+def nodes_between(inputs: Sequence[Value], outputs: Sequence[Value]) -> list[Node]:
     """Return the nodes that compute some values from others, in an order in which each comes after its operands."""
-    found: dict[Any, None] = {}
+    found: dict[Node, None] = {}
     todo = [value.node for value in reversed(outputs)]
     given = set(inputs)
     while todo:

@@ -11,13 +11,13 @@ from fusec.errors import ExecutionError
 from fusec.graph.types import MAX_CONSTANT_BYTES
 from fusec.ir import Array, Constant, Graph, Node, Op, quote
 from fusec.ops import Scan
+from fusec.ops.scan import HOST_STEPS
 from fusec.passes.base import Options, Pass
 from fusec.passes.rewriting.derived_constants import EAGER_BYTES, derive
 from fusec.passes.rewriting.rewriter import erase_unused, use_count
 
 GROWTH = 4  # a result may be this many times its operands (int8 to f32), and all of them that many times the model
 SLACK_BYTES = 1 << 24
-MOST_STEPS = 4096  # of a loop, because the host runs them one by one
 OUTER_SHARE = (
     64  # a result of small operands, as a mask of window numbers is, may be this part of the model's constants
 )
@@ -52,7 +52,7 @@ def _foldable(node: Node, outer_bytes: int) -> bool:
     """
     if isinstance(node.op, Constant) or not node.operands or any(v.literal is None for v in node.operands):
         return False
-    if isinstance(node.op, Scan) and node.op.steps > MOST_STEPS:
+    if isinstance(node.op, Scan) and node.op.steps > HOST_STEPS:
         return False
     result, given = sum(v.type.nbytes for v in node.results), sum(v.type.nbytes for v in node.operands)
     largest = max(v.type.nbytes for v in node.operands)  # a weight may exceed the limit, but is transposed nevertheless

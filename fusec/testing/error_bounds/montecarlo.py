@@ -14,7 +14,8 @@ from typing import Any, cast
 import numpy as np
 
 from fusec.ir import HALVES, Constant, DType, Graph, HostArray, Node, Op, Value
-from fusec.reference import evaluate_node, keeps_number
+from fusec.ops.pointwise import keeps_number
+from fusec.reference import evaluate_node
 from fusec.testing.error_bounds.constant_folding import (
     constant_results,
     constants_exact,

@@ -12,8 +12,8 @@ import numpy as np
 from fusec.errors import ExecutionError
 from fusec.gradients import grad
 from fusec.ir import Body, Constant, DType, Graph, HostArray, TensorType, Value, quote
+from fusec.lowering.unroll_scan import unrolled
 from fusec.ops import Cast, RoiAlign, Scan
-from fusec.passes.folding.expand_scan import expand_scan
 from fusec.reference import evaluate, evaluate_node
 from fusec.testing.case import Case, MismatchError, Property
 from fusec.testing.error_bounds.discontinuities import label_of
@@ -122,10 +122,7 @@ def _jumps(graph: Graph, feeds: Mapping[str, HostArray], along: Mapping[str, Hos
 
     Differences to both sides may then agree, although they are no slope.
     """
-    graph = graph.clone()
-    for node in list(graph.nodes):
-        if isinstance(node.op, Scan):
-            expand_scan(graph, node, node.op)
+    graph = unrolled(graph)
     steps = [{n: a + s * h * along[n] if n in along else a for n, a in feeds.items()} for h in STEPS for s in (1, -1)]
     here, *moved = (_labels(graph, arrays) for arrays in (feeds, *steps))
     return any(not np.array_equal(a, b) for labels in moved for a, b in zip(here, labels, strict=True))

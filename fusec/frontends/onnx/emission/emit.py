@@ -20,6 +20,7 @@ from fusec.frontends.onnx.emission.loop_body import Surroundings, loop_body
 from fusec.frontends.onnx.model_file.limits import by_blocks, require_constant
 from fusec.ir import Array, Constant, DType, Graph, Literal, Node, Op, TensorType, Value
 from fusec.ops import Cast, Concat, Expand, Gather, Reshape, Scan, Slice, Split, Transpose
+from fusec.ops.scan import HOST_STEPS
 from fusec.ops.spec import require
 
 if TYPE_CHECKING:
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 
 FOLD_RESULT_ELEMENTS = 4096  # the folding pass folds larger constants
 FOLD_OPERAND_ELEMENTS = 1 << 16
-FOLD_STEPS = 4096  # of a loop, because the host runs them one by one
 MOVES = (Concat, Expand, Gather, Reshape, Slice, Split, Transpose)  # ops that move elements of any type
 MAX_UNROLLED = 100_000  # nodes of unrolled loops; larger graphs would take too long to compile
 
@@ -185,7 +185,7 @@ class Emitter:
         if (
             constant
             and not _widens_weights(op, types[0], known[0].type)
-            and not (isinstance(op, Scan) and op.steps > FOLD_STEPS)
+            and not (isinstance(op, Scan) and op.steps > HOST_STEPS)
             and all(t.size <= FOLD_RESULT_ELEMENTS for t in types)
             and all(k.type.size <= FOLD_OPERAND_ELEMENTS for k in known)
         ):

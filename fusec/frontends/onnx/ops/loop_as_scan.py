@@ -20,7 +20,7 @@ from fusec.frontends.onnx.ops.loop_rows import add_computed, add_gathered
 from fusec.ir import Constant, Node, Op, Value
 from fusec.lowering.scan_plan import why_not
 from fusec.ops import Reshape, Scan, Slice, pw
-from fusec.ops.scan import body_of
+from fusec.ops.scan import body_of, dependents, is_number
 
 MAX_STEPS = 1 << 20
 LEAST_STEPS = 8  # fewer are unrolled, because their nodes may fuse with others
@@ -116,7 +116,7 @@ class _Import:
         values = [same.get(v, v) for v in values]
         rows: dict[Value, Value] = dict(zip(self.rows, form.sequences, strict=True))
         first = [v for v in (*self.states, *rows, self.trip) if v is not None and v not in same]
-        inner = self._dependent(before, first)
+        inner = dependents(self.g.graph.since(before), first)
         varying = {*first, *(v for node in inner for v in node.results)}
         if self.trip is not None:
             add_gathered(self.g, rows, [n for n in inner if n.operands[0] not in varying], self.trip, form.steps)
@@ -129,7 +129,7 @@ class _Import:
         if outputs:
             read = _read(inner, rows, outputs)
             used = [v for v in rows if v in read]
-            shared = [v for v in read if v not in varying and not _is_inner_constant(v)]
+            shared = [v for v in read if v not in varying and not is_number(v)]
             body = body_of([*(v for v, *_ in changing), *used, *shared], outputs)
             op = Scan(body, form.steps, len(changing), len(used))
             self.refusal = why_not(op)
@@ -150,16 +150,6 @@ class _Import:
         possible = len(values) == len(first) and [len(items) for items in appended] == [1] * len(lists)
         return [*values, *(items[0] for items in appended)] if possible else []
 
-    def _dependent(self, before: Node | None, first: Sequence[Value]) -> list[Node]:
-        """Return the nodes of the body that depend on these values, in order."""
-        changing, found = set(first), list[Node]()
-        stand_ins = {v.node for v in first}
-        for node in self.g.graph.since(before):
-            if node not in stand_ins and any(v in changing for v in node.operands):
-                found.append(node)
-                changing.update(node.results)
-        return found
-
 
 def _read(inner: Sequence[Node], rows: Container[Value], outputs: Sequence[Value]) -> dict[Value, None]:
     """Return the values that a step reads or gives, without those that only rows depend on."""
@@ -174,10 +164,6 @@ def reversed_rows(g: Emitter, x: Value) -> Value:
     """Return a tensor with its rows from the last to the first."""
     shape, rank = x.type.shape, x.type.rank
     return g(Slice((shape[0] - 1, *[0] * (rank - 1)), shape, (-1, *[1] * (rank - 1))), x)
-
-
-def _is_inner_constant(value: Value) -> bool:
-    return value.literal is not None and value.type.size == 1
 
 
 def _erase_unread(g: Emitter, before: Node | None, results: Sequence[Value]) -> None:

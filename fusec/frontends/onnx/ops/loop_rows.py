@@ -1,6 +1,6 @@
 """Find the rows that steps of a loop read, and compute for all steps together what depends on no state.
 
-Such a product is one large product, and takes less time than a small one in each step.
+Such a product is then one large product instead of a small one in each step.
 """
 
 from __future__ import annotations

@@ -91,7 +91,7 @@ def cell() -> list[NodeProto]:
 
 @pytest.mark.parametrize(("units", "scans"), [(32, 1), (512, 0)])
 def test_a_recurrent_cell(units: int, scans: int, rng: np.random.Generator) -> None:
-    """Large products take less time as launches of their own."""
+    """Large products are launches of their own."""
     node = loop(cell(), {"h": "h2", "c": "c2"}, ["row"])
     feeds = {"h0": numbers(rng, 2, units), "c0": numbers(rng, 2, units), "x": numbers(rng, STEPS, 2, 48)}
     held = {
