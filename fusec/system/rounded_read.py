@@ -15,7 +15,7 @@ import numpy as np
 from fusec.system.byte_ranges import ByteRanges
 from fusec.system.threaded_parts import PARALLEL_BYTES
 
-PART_BYTES = 1 << 20  # small enough to be rounded while it is in the cache of the processor
+PART_BYTES = 1 << 22  # of a buffer; with larger parts, a thread waits for Python's lock less often
 MOST_THREADS = 8  # for one array, because several arrays are read at the same time
 
 

@@ -99,7 +99,7 @@ def test_only_the_last_of_a_chain_of_derived_weights_is_stored(
 
 def test_a_transposed_weight_is_rounded_as_it_is_read(reads: list[int], rng: np.random.Generator) -> None:
     """Its numbers are never in memory in fp32, which for a large weight takes longer than to read them."""
-    weight = rng.standard_normal((1024, 768)).astype(np.float32)
+    weight = rng.standard_normal((2048, 768)).astype(np.float32)
     net = compiled(model([helper.make_node("Gemm", ["x", "w"], ["y"], transB=1)], [8, 768], weight), "fp16")
     executable, x = Executable(net, SimulatorBackend()), rng.standard_normal((8, 768)).astype(np.float32)
     got = executable(x)

@@ -130,6 +130,14 @@ def test_out_of_range_constants_are_named(label: str, value: float) -> None:
     np.testing.assert_array_equal(got, [1.0, *[np.copysign(65504.0, value)] * 2])
 
 
+@pytest.mark.parametrize("beyond", [7e4, -7e4])
+def test_numbers_out_of_range_are_found_among_nans(beyond: float) -> None:
+    graph = storage(times([np.nan, beyond, -np.nan, 1.0]), "fp16")
+    with pytest.warns(UserWarning, match="1 of 4 elements are out of f16's range"):
+        got = evaluate(graph, {"x": np.ones(4, np.float32)})["y"]
+    np.testing.assert_array_equal(got, [np.nan, np.copysign(65504.0, beyond), np.nan, 1.0])
+
+
 @pytest.mark.parametrize("precision", ["fp16", "bf16"])
 def test_a_mask_hides_as_much_whatever_it_is_stored_in(precision: str) -> None:
     """Rows in which all is hidden are as likely everywhere, not NaN."""
