@@ -1,7 +1,8 @@
 """Compare loops as one op, and as the nodes of all their steps, with a loop of torch in a CUDA graph.
 
 Usage: python -m benchmarks.kernels.scans, on a machine with a GPU. Writes the time of a call of each, the launches, and
-the time to compile into benchmarks/results/scans.json.
+the time to compile into benchmarks/results/scans.json. Loops with more work than `scan_plan` allows run as one op here
+too: `work` is what the plan compares with its limit.
 """
 
 from __future__ import annotations
@@ -17,9 +18,12 @@ import fusec
 from benchmarks.common.result_files import KEYS, gpu, parser, write_row
 from benchmarks.kernels.deformable import call_us, feeds
 from fusec.builder import Builder
+from fusec.lowering import scan_plan
+from fusec.ops import Scan
 from fusec.passes.folding import expand_scan
 from fusec.runtime import Executable
 
+SMALL = 0.5  # of the sum of a column of weights
 NEVER = -1e4  # the logarithm of a probability of zero
 CALLS = 50
 
@@ -53,9 +57,9 @@ def tags(b: Builder, steps: int, batch: int, size: int) -> None:
 
 
 def cells(b: Builder, steps: int, batch: int, size: int) -> None:
-    """Add a recurrent net with a small hidden state, and its product."""
+    """Add a recurrent net and its product, whose weights are small, so that rounding errors do not grow."""
     first, x = b.input("first", (batch, size)), b.input("scores", (steps, batch, size))
-    w = b.input("moves", (size, size))
+    w = b.input("moves", (size, size)) * (SMALL / size)
 
     def step(states: list[Any], rows: list[Any]) -> tuple[list[Any], list[Any]]:
         h = (rows[0] + states[0] @ w).tanh()
@@ -72,28 +76,40 @@ CASES = (  # the loop, its steps, batch and size
     ("alignments", 100, 1, 401),
     ("tags", 100, 32, 24),
     ("cells", 100, 16, 64),
+    ("tags", 50, 32, 128),
+    ("tags", 50, 32, 256),
+    ("cells", 50, 1, 512),
+    ("cells", 50, 16, 128),
+    ("cells", 50, 16, 256),
+    ("cells", 50, 16, 384),
+    ("cells", 50, 256, 128),
+    ("cells", 50, 256, 256),
+    ("alignments", 50, 256, 401),
+    ("alignments", 50, 1024, 101),
 )
 
 
-def torch_us(name: str, steps: int, given: dict[str, Any]) -> float:
-    """Return the time of a call of the same loop by torch, recorded as a CUDA graph."""
+def by_torch(name: str, steps: int, given: dict[str, Any]) -> tuple[float, np.ndarray[Any, Any]]:
+    """Return the time of a call of the same loop by torch, recorded as a CUDA graph, and the results of all steps."""
     import torch
     from torch.nn.functional import pad
 
     held = {key: torch.as_tensor(array, device="cuda") for key, array in given.items()}
 
-    def one(state: Any, row: Any) -> Any:
+    def one(state: Any, row: Any, moves: Any) -> Any:
         if name == "alignments":
             paths = [state, *(pad(state, (n, 0), value=NEVER)[:, : state.shape[1]] for n in (1, 2))]
             return torch.logsumexp(torch.stack(paths), 0) + row
         if name == "tags":
-            return (state[:, :, None] + held["moves"]).amax(1) + row
-        return torch.tanh(row + state @ held["moves"])
+            return (state[:, :, None] + moves).amax(1) + row
+        return torch.tanh(row + state @ moves)
 
     def whole() -> Any:
-        state, rows = held["first"], list[Any]()
+        state, rows, moves = held["first"], list[Any](), held.get("moves")
+        if name == "cells":
+            moves = moves * (SMALL / state.shape[1])
         for index in range(steps):
-            state = one(state, held["scores"][index])
+            state = one(state, held["scores"][index], moves)
             rows.append(state)
         return torch.stack(rows)
 
@@ -102,21 +118,26 @@ def torch_us(name: str, steps: int, given: dict[str, Any]) -> float:
             whole()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            whole()
+            result = whole()
         torch.cuda.synchronize()
         start = time.perf_counter()
         for _ in range(CALLS):
             graph.replay()
         torch.cuda.synchronize()
-    return 1e6 * (time.perf_counter() - start) / CALLS
+        spent_us = 1e6 * (time.perf_counter() - start) / CALLS
+    return spent_us, result.double().cpu().numpy()
+
+
+def relative(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]) -> float:
+    return float(np.linalg.norm(a - b) / np.linalg.norm(b))
 
 
 def measure(name: str, steps: int, batch: int, size: int) -> dict[str, Any]:
     """Return the row of a loop."""
     row: dict[str, Any] = {"case": f"{name} {steps}x{batch}x{size}"}
     results: dict[str, np.ndarray[Any, Any]] = {}
-    found = expand_scan.scan_plan
-    for form, plan in (("scan", found), ("steps", lambda op: None)):
+    scan_plan.MOST_WORK = sys.maxsize
+    for form, plan in (("scan", scan_plan.scan_plan), ("steps", lambda op: None)):
         expand_scan.scan_plan = plan
         b, start = Builder(), time.perf_counter()
         MODELS[name](b, steps, batch, size)
@@ -125,10 +146,20 @@ def measure(name: str, steps: int, batch: int, size: int) -> dict[str, Any]:
         row[f"{form}_compile_s"] = round(time.perf_counter() - start, 2)
         row[f"{form}_us"], row[f"{form}_launches"] = round(call_us(executable), 1), executable.compiled.program.launches
         results[form] = executable.run(None, feeds(executable))[1].astype(np.float64)
-    expand_scan.scan_plan = found
-    row["torch_us"] = round(torch_us(name, steps, feeds(executable)), 1)
-    row["difference"] = float(np.linalg.norm(results["scan"] - results["steps"]) / np.linalg.norm(results["steps"]))
+        if form == "scan":
+            (op,) = (node.op for node in executable.compiled.program.graph.nodes if isinstance(node.op, Scan))
+            row["work"] = work(op)
+    torch_us, given = by_torch(name, steps, feeds(executable))
+    row["torch_us"] = round(torch_us, 1)
+    row["difference"], row["torch_difference"] = (relative(results["scan"], y) for y in (results["steps"], given))
     return row
+
+
+def work(op: Scan) -> float:
+    """Return how many elements a thread computes between two barriers, on average."""
+    plan = scan_plan.scan_plan(op)
+    assert plan is not None
+    return round(plan.work / len(plan.phases), 2)
 
 
 def main() -> int:

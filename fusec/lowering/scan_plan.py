@@ -11,30 +11,17 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 from fusec.ir import Constant, Node, Value
+from fusec.lowering.scan_phases import MOVES, phases_of
 from fusec.lowering.scan_rows import RowDims, row_dims
-from fusec.ops import (
-    Cast,
-    Concat,
-    Expand,
-    Gather,
-    MatMul,
-    Pad,
-    Pointwise,
-    Reduce,
-    Relayout,
-    Reshape,
-    Scan,
-    Slice,
-    Split,
-    Transpose,
-)
+from fusec.ops import Cast, Concat, MatMul, Pad, Pointwise, Reduce, Scan
 
-MOVES = (Reshape, Transpose, Relayout, Expand, Concat, Split, Slice, Pad, Gather)
-CHEAP = frozenset({"where", "identity", "neg", "abs", "max", "min", "relu", "add", "sub", "mul"})
 SHARED_BYTES = 1 << 15  # of states and stored values; every GPU has half as much again, which sequences use
 MOST_THREADS = 1024
 MOST_BLOCKS = 256  # of more rows than this, a block has several
 WARP = 32
+FEW_THREADS = 256  # of elements whose addends a whole warp shares, wherever they are in memory
+STRIDED_LANES = 4  # threads that share an element whose addends are apart: so each load of a warp has whole sectors
+LEAST_ADDENDS = 4  # of a thread, or fewer threads share an element
 MOST_OPERANDS = 4  # of a concat, each of which is read and then selected
 # Elements that a thread computes between two barriers, on average. More is left to launches of
 # many blocks. An estimate: it was not measured.
@@ -86,7 +73,7 @@ class ScanPlan:
     @property
     def threads(self) -> int:
         """Return the threads of a block: one for each element of the largest phase."""
-        largest = max((sum(map(self._threads_of, phase)) for phase in self.phases), default=1)
+        largest = max((sum(self.size(v) * self.lanes(v) for v in phase) for phase in self.phases), default=1)
         return min(MOST_THREADS, -(-largest // WARP) * WARP)
 
     @property
@@ -121,16 +108,22 @@ class ScanPlan:
             return self.size(node.operands[0]) // max(self.size(value), 1)
         return 1
 
-    def by_warps(self, value: Value) -> bool:
-        """Tell if the threads of a warp share the elements of a sum."""
-        return value.node is not None and isinstance(value.node.op, Reduce) and self.depth(value) >= WARP
+    def lanes(self, value: Value) -> int:
+        """Return how many threads of a warp, side by side, share the addends of an element: a power of two.
 
-    def _threads_of(self, value: Value) -> int:
-        return self.size(value) * (WARP if self.by_warps(value) else 1)
+        A whole warp does if the addends are side by side in memory, or if there are few elements.
+        """
+        size, depth, node = self.size(value), self.depth(value), value.node
+        if node is not None and isinstance(node.op, Reduce) and _is_innermost(node.op, node.operands[0]):
+            return WARP if depth >= WARP else 1
+        lanes = WARP if size * WARP <= FEW_THREADS else STRIDED_LANES
+        while lanes > 1 and (size * lanes > MOST_THREADS or depth < lanes * LEAST_ADDENDS):
+            lanes //= 2
+        return lanes
 
     def _work_of(self, value: Value) -> float:
-        turns, depth = math.ceil(self._threads_of(value) / self.threads), self.depth(value)
-        return turns * (1 + math.ceil(depth / WARP if self.by_warps(value) else depth) / LOOP_SHARE)
+        turns = math.ceil(self.size(value) * self.lanes(value) / self.threads)
+        return turns * (1 + math.ceil(self.depth(value) / self.lanes(value)) / LOOP_SHARE)
 
 
 def scan_plan(op: Scan) -> ScanPlan | None:
@@ -156,13 +149,19 @@ def _planned(op: Scan) -> ScanPlan | str:
         return "its body has 4-bit integers or 8-bit floats"
     if any(v.type.size == 0 for v in graph.values()) or not graph.outputs:
         return "its body has values without elements"
-    plan = ScanPlan(op, row_dims(op), _phases(op))
+    plan = ScanPlan(op, row_dims(op), phases_of(op))
     if plan.shared_bytes > SHARED_BYTES:
         return f"a step has {plan.shared_bytes} bytes of states and results, more than {SHARED_BYTES}"
     if plan.work > MOST_WORK * len(plan.phases):
         products = any(isinstance(node.op, MatMul) for node in graph.nodes)
         return "its products are large" if products else "a step computes too much for one block"
     return plan
+
+
+def _is_innermost(op: Reduce, x: Value) -> bool:
+    """Tell if a reduction takes in elements that are side by side in memory."""
+    axes = {axis % x.type.rank for axis in op.axes}
+    return bool(axes) and all(size == 1 for size in x.type.shape[max(axes) + 1 :])
 
 
 def _can_run(node: Node) -> bool:
@@ -178,55 +177,3 @@ def _can_run(node: Node) -> bool:
     if isinstance(op, MatMul):
         return node.result.type.dtype.is_float
     return isinstance(op, (Pointwise, Cast, *MOVES))
-
-
-def _phases(op: Scan) -> tuple[tuple[Value, ...], ...]:
-    """Return the values that threads compute between barriers: what is stored, and what the body gives."""
-    graph = op.body.graph
-    level: dict[Value, int] = dict.fromkeys(graph.inputs, 0)  # the barriers that a value waits for
-    phases: list[list[Value]] = []
-    outputs, stored = dict.fromkeys(graph.outputs), _stored_values(op)
-
-    def computed(value: Value, at: int) -> None:
-        phases.extend([] for _ in range(at + 1 - len(phases)))
-        phases[at].append(value)
-
-    for node in graph.nodes:
-        at = max((level[v] for v in node.operands), default=0)
-        for value in node.results:
-            level[value] = at
-            if value in stored or value in outputs:
-                computed(value, at)
-                level[value] = at + 1
-    for value in outputs:
-        if value.node is None or isinstance(value.node.op, Constant):
-            computed(value, 0)
-    return tuple(map(tuple, phases))
-
-
-def _stored_values(op: Scan) -> set[Value]:
-    """Return the values that are stored for the nodes that read them, rather than computed by each."""
-    stored, in_memory, cheap = set[Value](), set[Value](), set[Value]()
-    in_memory.update(op.body.graph.inputs)
-    cheap.update(op.body.graph.inputs)
-    for node in op.body.graph.nodes:
-        moves, constant = isinstance(node.op, MOVES), isinstance(node.op, Constant)
-        is_view = constant or (moves and in_memory.issuperset(node.operands))  # an element takes one load at most
-        is_cheap = constant or ((moves or node.op.name in CHEAP) and cheap.issuperset(node.operands))
-        for value in node.results:
-            if not is_view and _is_read_often(value, is_cheap):
-                stored.add(value)
-            if is_view or value in stored:
-                in_memory.add(value)
-            if is_cheap or value in stored:
-                cheap.add(value)
-    return stored
-
-
-def _is_read_often(value: Value, is_cheap: bool) -> bool:
-    """Tell if it takes longer to compute a value wherever it is read than to store it, and to wait for that."""
-    users = [user for user in value.users if user.results]
-    sums = value.node is not None and isinstance(value.node.op, (Reduce, MatMul))
-    many = any(isinstance(user.op, (MatMul, Expand)) for user in users)
-    twice = any(isinstance(user.op, Reduce) and user.op.kind == "log_sum_exp" for user in users)
-    return len(users) > 1 or (bool(users) and sums) or many or (twice and not is_cheap)

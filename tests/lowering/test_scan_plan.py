@@ -139,19 +139,40 @@ def test_bodies_that_no_block_runs(inputs: str, nodes: str) -> None:
 
 def test_a_body_with_much_work_is_left_to_more_blocks() -> None:
     def product(depth: int) -> Scan:
-        return body(f"%h: f32[1,8], %v: f32[1,{depth}], %w: f32[{depth},8]", "%p = matmul(%v, %w) return %p")
+        return body(f"%h: f32[1,1024], %v: f32[1,{depth}], %w: f32[{depth},1024]", "%p = matmul(%v, %w) return %p")
 
     small, large = scan_plan(product(8 * (MOST_WORK - 1))), scan_plan(product(8 * MOST_WORK + 1))
     assert small is not None and small.work <= MOST_WORK
     assert large is None
 
 
-def test_warps_share_long_sums() -> None:
-    for size, by_warps in ((31, False), (32, True)):
-        plan = planned(body(f"%h: f32[3,{size}]", '%s = reduce(%h) {kind="max", axes=[1]} %y = sub(%h, %s) return %y'))
-        (total,) = plan.phases[0]
-        assert plan.by_warps(total) == by_warps
-        assert plan.depth(total) == size
+@pytest.mark.parametrize(
+    ("shape", "axis", "lanes"),
+    [
+        ((3, 31), 1, 1),
+        ((3, 32), 1, 32),
+        ((300, 32), 1, 32),
+        ((200, 32, 1), 1, 32),
+        ((15, 9), 0, 2),
+        ((16, 9), 0, 4),
+        ((100, 9), 0, 4),
+        ((100, 256), 0, 4),
+        ((100, 257), 0, 2),
+        ((100, 513), 0, 1),
+        ((7, 8), 0, 1),
+        ((100, 8), 0, 16),
+        ((128, 8), 0, 32),
+    ],
+)
+def test_threads_share_long_sums(shape: tuple[int, ...], axis: int, lanes: int) -> None:
+    """A warp does where their addends are side by side, or sums are few; otherwise a few threads do."""
+    wanted = ",".join("1" if d == axis else str(size) for d, size in enumerate(shape))
+    inputs = f"%h: f32[{wanted}], %v: f32[{','.join(map(str, shape))}]"
+    text = f'%s = reduce(%v) {{kind="max", axes=[{axis}]}} %n = neg(%s) %m = add(%h, %n) %y = sub(%m, %s) return %y'
+    plan = planned(body(inputs, text))
+    (total,) = plan.phases[0]
+    assert plan.lanes(total) == lanes
+    assert plan.depth(total) == shape[axis]
 
 
 def test_bodies_are_equal_by_their_text() -> None:

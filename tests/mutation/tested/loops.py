@@ -7,7 +7,8 @@ from mutation.mutants import for_tests as _m
 
 AREA = "loops"
 BODIES = "gpu/kernels/recurrent/test_random_scans.py"
-ROWS, PLAN = "lowering/scan_rows.py", "lowering/scan_plan.py"
+KERNELS = "gpu/kernels/recurrent/test_scan.py"
+ROWS, PHASES = "lowering/scan_rows.py", "lowering/scan_phases.py"
 VIEWS, SUMS = "gpu/kernels/recurrent/scan_views.py", "gpu/kernels/recurrent/scan_sums.py"
 KERNEL, MEMORY = "gpu/kernels/recurrent/scan.py", "gpu/kernels/recurrent/scan_memory.py"
 IMPORT, IMPORTED = "frontends/onnx/ops/loop_as_scan.py", "frontends/onnx/loops/test_loop_as_scan.py"
@@ -61,7 +62,7 @@ LOOPS: tuple[Mutant, ...] = (
     _m(
         "barrier_missing",
         AREA,
-        PLAN,
+        PHASES,
         "                level[value] = at + 1\n",
         "                level[value] = at\n",
         "threads read a value that other threads still compute",
@@ -125,10 +126,19 @@ LOOPS: tuple[Mutant, ...] = (
         "warp_halved",
         AREA,
         SUMS,
-        "for (int s = 16; s > 0; s /= 2)",
-        "for (int s = 8; s > 0; s /= 2)",
-        "half a warp is left out of a sum",
-        BODIES,
+        "for (int s = {lanes // 2}; s > 0; s /= 2)",
+        "for (int s = {lanes // 4}; s > 0; s /= 2)",
+        "half of the threads are left out of a sum that they share",
+        KERNELS,
+    ),
+    _m(
+        "addends_taken_by_all",
+        AREA,
+        SUMS,
+        'begin = f"threadIdx.x % {lanes}u" if lanes > 1 else "0u"',
+        'begin = "0u"',
+        "each thread that shares a sum takes the same addends",
+        KERNELS,
     ),
     _m(
         "mean_is_a_sum",

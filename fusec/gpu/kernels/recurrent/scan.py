@@ -16,7 +16,7 @@ from fusec.gpu.kernels.recurrent.scan_code import BodyCode, Memory
 from fusec.gpu.kernels.recurrent.scan_memory import BlockMemory
 from fusec.gpu.kernels.recurrent.scan_sums import sum_code
 from fusec.ir import Node, Value
-from fusec.lowering.scan_plan import ScanPlan, scan_plan
+from fusec.lowering.scan_plan import WARP, ScanPlan, scan_plan
 from fusec.ops import MatMul, Reduce, Scan
 
 _CUDA = cuda_template(__package__, "scan.cuh")
@@ -81,14 +81,18 @@ class _Scan:
         """Add the statements that compute a block's part of a value, and store it in these places."""
         if not places:
             return
-        by_warps, node, threads = self.plan.by_warps(value), value.node, self.plan.threads
-        first, turn = ("threadIdx.x / 32u", threads // 32) if by_warps else ("threadIdx.x", threads)
-        with code.block(f"for (u32 i = {first}; i < {self.plan.size(value)}u; i += {turn}u)"):
-            at = block.at(code, value, "i")
+        node, lanes, size = value.node, self.plan.lanes(value), self.plan.size(value)
+        each = WARP // lanes  # elements that a warp computes at a time
+        uneven = lanes > 1 and size % each != 0
+        # all threads of a warp take as many turns, so some compute and store the last element as others do
+        end, index = (-(-size // each) * each, f"i < {size}u ? i : {size - 1}u") if uneven else (size, "i")
+        first = f"threadIdx.x / {lanes}u" if lanes > 1 else "threadIdx.x"
+        with code.block(f"for (u32 i = {first}; i < {end}u; i += {self.plan.threads // lanes}u)"):
+            at = block.at(code, value, code.number(index))
             if node is not None and isinstance(node.op, (Reduce, MatMul)):
-                element = sum_code(code, node, at, by_warps)
+                element = sum_code(code, node, at, lanes)
             else:
                 element = code.computed(value, at) if node is not None else code.element(value, at)
             stored = f"narrow<{C_TYPES[value.type.dtype]}>({element})"
             store = [f"{place.element(at)} = {stored};" for place in places]
-            code.lines.extend(["if (threadIdx.x % 32u == 0u) {", *store, "}"] if by_warps else store)
+            code.lines.extend([f"if (threadIdx.x % {lanes}u == 0u) {{", *store, "}"] if lanes > 1 else store)

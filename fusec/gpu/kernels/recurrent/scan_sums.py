@@ -1,9 +1,10 @@
-"""Generate the reductions and matrix products of a scan's body: a thread, or a warp, adds up one element."""
+"""Generate the reductions and matrix products of a scan's body: threads share the addends of an element."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 
 import numpy as np
 
@@ -15,6 +16,7 @@ from fusec.gpu.kernels.recurrent.scan_views import At
 from fusec.ir import DType, Node
 from fusec.ops import MatMul, Reduce
 
+UNROLLED = 8  # turns of a loop over addends
 # The first number, the function of the prelude that takes in another, and what is taken in of an operand x.
 _KINDS: Mapping[str, tuple[str, str, str]] = {
     "sum": ("{T}(0)", "Add()", "{x}"),
@@ -29,21 +31,24 @@ _KINDS: Mapping[str, tuple[str, str, str]] = {
 }
 
 
-def sum_code(code: BodyCode, node: Node, at: At, by_warps: bool) -> str:
-    """Return the name of an element of a reduction or a product, after the statements that compute it."""
+def sum_code(code: BodyCode, node: Node, at: At, lanes: int) -> str:
+    """Return the name of an element of a reduction or a product, after the statements that compute it.
+
+    lanes: how many threads side by side share its addends. All of them get the element.
+    """
     if isinstance(node.op, MatMul):
-        return _product(code, node, at)
+        return _product(code, node, at, lanes)
     op, dtype = node.op, node.result.type.dtype
     assert isinstance(op, Reduce)
     if op.kind == "log_sum_exp":
-        top = _reduced(code, node, at, "max", by_warps)
+        top = _reduced(code, node, at, "max", lanes)
         top = code.number(
             f"fabs({top}) < {compute_type(dtype)}(INFINITE) ? {top} : {compute_type(dtype)}(0)", compute_type(dtype)
         )
-        total = _reduced(code, node, at, "sum", by_warps, f"exp({{x}} - {top})")
+        total = _reduced(code, node, at, "sum", lanes, f"exp({{x}} - {top})")
         text = f"log({total}) + {top}"
     else:
-        text = _reduced(code, node, at, op.kind, by_warps)
+        text = _reduced(code, node, at, op.kind, lanes)
         count = math.prod(node.operands[0].type.shape[axis] for axis in op.axes)
         text = {
             "mean": f"{text} / {literal(count, dtype)}",
@@ -54,7 +59,7 @@ def sum_code(code: BodyCode, node: Node, at: At, by_warps: bool) -> str:
     return code.number(rounded_to(text, dtype) if rounds else text, compute_type(dtype))
 
 
-def _reduced(code: BodyCode, node: Node, at: At, kind: str, by_warps: bool, taken: str = "") -> str:
+def _reduced(code: BodyCode, node: Node, at: At, kind: str, lanes: int, taken: str = "") -> str:
     """Return the name of a sum, product or extreme over the axes of a reduction."""
     op, (x,) = node.op, node.operands
     assert isinstance(op, Reduce)
@@ -63,30 +68,42 @@ def _reduced(code: BodyCode, node: Node, at: At, kind: str, by_warps: bool, take
     first = start.format(T=c_type, low=_extreme(dtype, largest=False), high=_extreme(dtype, largest=True))
     total = code.variable(first, c_type)
     sizes = [x.type.shape[axis] for axis in op.axes]
-    begin, turn = ("threadIdx.x % 32u", 32) if by_warps else ("0u", 1)
-    with code.block(f"for (u32 k = {begin}; k < {math.prod(sizes)}u; k += {turn}u)"):
+    with _addends(code, math.prod(sizes), lanes):
         inner = dict(zip(op.axes, code.coordinates("k", sizes), strict=True))
         left = list(at) if not op.keepdims else [c for d, c in enumerate(at) if d not in inner]
         place = tuple(inner[d] if d in inner else left.pop(0) for d in range(x.type.rank))
         element = (taken or term).format(x=code.element(x, place))
         code.lines.append(f"{total} = {function}({total}, ({c_type})({element}));")
-    if by_warps:
-        shuffled = f"__shfl_xor_sync(0xffffffffu, {total}, s)"
-        code.lines.append(f"for (int s = 16; s > 0; s /= 2) {total} = {function}({total}, {shuffled});")
+    _share(code, total, function, lanes)
     return total
 
 
-def _product(code: BodyCode, node: Node, at: At) -> str:
+def _product(code: BodyCode, node: Node, at: At, lanes: int) -> str:
     """Return the name of an element of a matrix product."""
     a, b = node.operands
     c_type, dtype = compute_type(node.result.type.dtype), node.result.type.dtype
     total = code.variable(f"{c_type}(0)", c_type)
-    with code.block(f"for (u32 k = 0; k < {a.type.shape[-1]}u; ++k)"):
+    with _addends(code, a.type.shape[-1], lanes):
         batch = at[:-2]
         left = code.element(a, (*batch[len(batch) - a.type.rank + 2 :], at[-2], "k"))
         right = code.element(b, (*batch[len(batch) - b.type.rank + 2 :], "k", at[-1]))
         code.lines.append(f"{total} += {left} * {right};")
+    _share(code, total, "Add()", lanes)
     return code.number(rounded_to(total, dtype), c_type)
+
+
+def _addends(code: BodyCode, count: int, lanes: int) -> AbstractContextManager[None]:
+    """Begin the loop over the addends of a thread, whose index is `k`. Loads of several turns are on their way."""
+    begin = f"threadIdx.x % {lanes}u" if lanes > 1 else "0u"
+    code.lines.append(f"#pragma unroll {UNROLLED}")
+    return code.block(f"for (u32 k = {begin}; k < {count}u; k += {lanes}u)")
+
+
+def _share(code: BodyCode, total: str, function: str, lanes: int) -> None:
+    """Combine what threads side by side have, so that each has the whole."""
+    if lanes > 1:
+        shuffled = f"__shfl_xor_sync(0xffffffffu, {total}, s)"
+        code.lines.append(f"for (int s = {lanes // 2}; s > 0; s /= 2) {total} = {function}({total}, {shuffled});")
 
 
 def _extreme(dtype: DType, largest: bool) -> str:

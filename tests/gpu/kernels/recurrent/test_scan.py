@@ -165,6 +165,8 @@ def loop_cases() -> list[Case]:
         case("alignments in fp16", 5, [rows(F16, 2, 40), rows(F16, 2, 40), rows(BOOL, 2, 40)], (1, 1), alignments),
         case("best tags", 6, [rows(F32, 3, 5), rows(F32, 3, 5), rows(F32, 5, 5)], (1, 1), best_tags),
         case("cell", 5, [rows(F32, 2, 6), rows(F32, 2, 6), rows(F32, 2, 24), rows(F32, 6, 24)], (2, 1), cell),
+        case("best tags of many", 3, [rows(F32, 3, 33), rows(F32, 3, 33), rows(F32, 33, 33)], (1, 1), best_tags),
+        case("cell of one", 3, [rows(F32, 1, 19), rows(F32, 1, 19), rows(F32, 1, 76), rows(F32, 19, 76)], (2, 1), cell),
         case("places", 6, [rows(I64, 3), rows(I64, 2)], (1, 0), wandering),
         *(case("swapped states", steps, [rows(F32, 7), rows(F32, 7)], (2, 0), swapped, exact=True) for steps in (1, 4)),
         *(case(name, 3, pair, (1, 0), lambda g, h, op=op: moved(g, h, op)) for name, op in VIEWS),
@@ -179,6 +181,11 @@ def loop_cases() -> list[Case]:
             for t in (F32, F16, F64)
         ),
         *(case(f"{kind} of i32", 2, [rows(I32, 3, 40)], (1, 0), reduced(kind, (1,), True)) for kind in ("sum", "min")),
+        *(
+            case(f"{kind} of {count} rows of {t.value}", 2, [rows(t, count, 3)], (1, 0), reduced(kind, (0,), True))
+            for kind, t in (("sum", F32), ("mean", F16), ("log_sum_exp", F64), ("max", I32))
+            for count in (16, 40, 140)
+        ),
     ]
 
 
