@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from weakref import WeakKeyDictionary
 
 from fusec.gpu import kernels
 from fusec.gpu.autotune.fusion import fusion_proposals
@@ -18,6 +19,7 @@ from fusec.plans.plan_record import Part
 from fusec.schedule.program import Kind, Partition, Program, body_of, display_name, outputs_of, single_step
 
 StepChoice = tuple[Part, ...]  # the candidate taken for a step, as data
+_step_keys: WeakKeyDictionary[Partition, str] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -82,7 +84,14 @@ def apply_choices(
 
     Raises ValueError if a choice does not fit its step.
     """
-    replaced = replace_steps(before_choices(program, figures, as_source), chosen, figures)
+    return with_choices(before_choices(program, figures, as_source), chosen, figures, as_source)
+
+
+def with_choices(
+    program: Program, chosen: Mapping[str, StepChoice], figures: GpuFigures, as_source: bool = False
+) -> Program:
+    """Return what `apply_choices` does, of a program that `before_choices` returned."""
+    replaced = replace_steps(program, chosen, figures)
     return replaced if as_source else fuse_steps(replaced, figures)
 
 
@@ -106,8 +115,11 @@ def replace_steps(program: Program, chosen: Mapping[str, StepChoice], figures: G
 
 
 def step_key(graph: Graph, step: Partition) -> str:
-    """Return a text that is equal for steps that compute the same, however they run."""
-    return canonical_key(body_of(graph, step.nodes) if step.spelling else step.body)
+    """Return a text that is equal for steps that compute the same, however they run. It is written once for a step."""
+    key = _step_keys.get(step)
+    if key is None:
+        key = _step_keys[step] = canonical_key(body_of(graph, step.nodes) if step.spelling else step.body)
+    return key
 
 
 def steps_of_choice(graph: Graph, step: Partition, choice: StepChoice, figures: GpuFigures) -> Iterator[Partition]:

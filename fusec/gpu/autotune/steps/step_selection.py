@@ -22,12 +22,12 @@ from fusec.gpu.autotune.step_choices import (
     ConcatChoice,
     StepChoice,
     TunedChoices,
-    apply_choices,
     before_choices,
     can_run_as_kernel,
     has_candidates,
     replace_steps,
     step_key,
+    with_choices,
 )
 from fusec.gpu.autotune.steps.concat_choice import (
     TimeSteps,
@@ -103,7 +103,7 @@ class StepSelector:
         program = before_choices(partitioned, figures, as_source)
         known = self._stored_choices(program, tuning) if is_timed else {}
         if tuning.only is not None:  # kernels of steps without candidates, which are needed in any case
-            ready = apply_choices(partitioned, known, figures, as_source)
+            ready = with_choices(program, known, figures, as_source)
             self.variants.compile_soon({kernel.key: kernel for kernel in kernels_of(ready, figures)})
         if prefer_kernels:
             pointwise = [step for step in program.steps if can_run_as_kernel(step, figures)]
@@ -114,10 +114,10 @@ class StepSelector:
         chosen = {**known, **new}
         if is_timed:
             for split in (split_epilogues, split_prologues, join_norms):
-                chosen |= split(program, chosen, lambda tried: apply_choices(partitioned, tried, figures), unchanged_us)
-        program = apply_choices(partitioned, chosen, figures, as_source)
+                chosen |= split(program, chosen, lambda tried: with_choices(program, tried, figures), unchanged_us)
+        precisions = precision_times(program, tuning, self._plans.known_us)
+        program = with_choices(program, chosen, figures, as_source)
         variants = self._fastest_variants(program, figures, footprint_bytes)
-        precisions = precision_times(before_choices(partitioned, figures, as_source), tuning, self._plans.known_us)
         self.tuned = TunedChoices(partitioned, chosen, variants, concat_choice, precisions=precisions)
         return program
 
