@@ -11,6 +11,7 @@ KERNELS = "gpu/kernels/recurrent/test_scan.py"
 ROWS, PHASES = "lowering/scan_rows.py", "lowering/scan_phases.py"
 VIEWS, SUMS = "gpu/kernels/recurrent/scan_views.py", "gpu/kernels/recurrent/scan_sums.py"
 KERNEL, MEMORY = "gpu/kernels/recurrent/scan.py", "gpu/kernels/recurrent/scan_memory.py"
+END = "frontends/onnx/emission/loop_end.py"
 IMPORT, IMPORTED = "frontends/onnx/ops/loop_as_scan.py", "frontends/onnx/loops/test_loop_as_scan.py"
 
 LOOPS: tuple[Mutant, ...] = (
@@ -183,6 +184,33 @@ LOOPS: tuple[Mutant, ...] = (
         "np.arange(form.steps)",
         "np.arange(1, form.steps + 1)",
         "a loop counts its steps from one",
+        IMPORTED,
+    ),
+    _m(
+        "step_that_ends_a_loop_uncounted",
+        AREA,
+        END,
+        "return step + 1",
+        "return step",
+        "a loop that a counter ends has one step too few",
+        IMPORTED,
+    ),
+    _m(
+        "counters_of_counters_forgotten",
+        AREA,
+        END,
+        "if found == places:",
+        "if found == places or places:",
+        "a counter that the condition reads by way of another keeps its first value",
+        IMPORTED,
+    ),
+    _m(
+        "most_steps_of_a_counted_loop_forgotten",
+        AREA,
+        END,
+        "range(MOST_COUNTED if trips is None else min(trips, MOST_COUNTED))",
+        "range(MOST_COUNTED)",
+        "a loop takes more steps than its number of trips",
         IMPORTED,
     ),
 )

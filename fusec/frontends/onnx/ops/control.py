@@ -10,6 +10,7 @@ from onnx import GraphProto
 from fusec.errors import VerifyError
 from fusec.frontends.onnx.emission.emit import Emitter, ModelValue, Table, TensorList
 from fusec.frontends.onnx.emission.host_values import HostValueError
+from fusec.frontends.onnx.emission.loop_end import passes_condition, steps_until_end
 from fusec.frontends.onnx.model_file.functions import all_nodes
 from fusec.frontends.onnx.model_file.structure import draws
 from fusec.frontends.onnx.ops.loop_as_scan import MAX_STEPS, LoopForm, loop_as_scan, reversed_rows
@@ -86,8 +87,10 @@ def loop(
     running = condition is None or bool(g.number(condition, "the condition"))
     require(all(v is not None for v in carried), "a carried value is missing")
     state: list[ModelValue] = [v for v in carried if v is not None]
-    if running and count is not None and 0 < count <= MAX_STEPS:
-        made = loop_with_lists(g, body, count, state)
+    counted = steps_until_end(g, body, count, state) if running and count != 0 else None
+    steps = count if counted is None else counted
+    if running and steps is not None and 0 < steps <= MAX_STEPS:
+        made = loop_with_lists(g, body, steps, state, counted is not None)
         if made is not None:
             return made[: g.outputs]
     scanned: list[list[Value]] = [[] for _ in range(g.outputs - len(state))]
@@ -144,9 +147,7 @@ def _ends_by_itself(g: Emitter, carried: Sequence[Value], body: GraphProto) -> b
 
     The usual body passes the condition on, so that nothing has to be imported.
     """
-    passed = {body.input[1].name}
-    passed.update(o for n in body.node if n.op_type == "Identity" and n.input[0] in passed for o in n.output)
-    if body.output[0].name in passed:
+    if passes_condition(body):
         return False
     try:
         with g.tentative():

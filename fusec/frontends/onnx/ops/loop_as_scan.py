@@ -34,6 +34,7 @@ class LoopForm:
     states: before the first step.
     sequences: with the steps first.
     lists: places among what a Loop carries that are sequences of tensors, to which a step appends one.
+    counted: the condition that the body computes took part in `steps`; otherwise it has to be true in each step.
     """
 
     body: GraphProto
@@ -42,6 +43,7 @@ class LoopForm:
     sequences: Sequence[Value] = ()
     is_loop: bool = False
     lists: tuple[int, ...] = ()
+    counted: bool = False
 
 
 def loop_as_scan(g: Emitter, form: LoopForm) -> tuple[Value, ...] | None:
@@ -103,7 +105,7 @@ class _Import:
         form, count = self.form, len(self.states)
         if form.is_loop:
             condition, *results = results
-            if not (isinstance(condition, Value) and condition.literal is not None and condition.literal.array.all()):
+            if not form.counted and not _is_true(condition):
                 return ()
         values = self._tensors(results)
         if len(values) < count:
@@ -149,6 +151,10 @@ class _Import:
         values = [v for v in first if isinstance(v, Value)]
         possible = len(values) == len(first) and [len(items) for items in appended] == [1] * len(lists)
         return [*values, *(items[0] for items in appended)] if possible else []
+
+
+def _is_true(condition: ModelValue) -> bool:
+    return isinstance(condition, Value) and condition.literal is not None and bool(condition.literal.array.all())
 
 
 def _read(inner: Sequence[Node], rows: Container[Value], outputs: Sequence[Value]) -> dict[Value, None]:

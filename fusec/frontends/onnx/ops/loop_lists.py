@@ -17,14 +17,14 @@ MAX_ITEMS = 4096  # of a sequence, each of which is a slice
 
 
 def loop_with_lists(
-    g: Emitter, body: GraphProto, steps: int, states: Sequence[ModelValue]
+    g: Emitter, body: GraphProto, steps: int, states: Sequence[ModelValue], counted: bool
 ) -> tuple[ModelValue, ...] | None:
-    """Return the results of a Loop as a scan; None if it has to be unrolled."""
+    """Return the results of a Loop as a scan; None if it has to be unrolled. counted: see `LoopForm`."""
     lists = {index: v for index, v in enumerate(states) if isinstance(v, TensorList)}
     if lists and (steps > MAX_ITEMS or not all(v.present and _appends(body, index) for index, v in lists.items())):
         return None
     tensors = [v for v in states if isinstance(v, Value)]
-    made = loop_as_scan(g, LoopForm(body, steps, tensors, is_loop=True, lists=tuple(lists)))
+    made = loop_as_scan(g, LoopForm(body, steps, tensors, is_loop=True, lists=tuple(lists), counted=counted))
     if made is None:
         return None
     last, rows, appended = iter(made), made[len(tensors) :], iter(made[len(made) - len(lists) :])

@@ -28,8 +28,10 @@ from frontends.onnx.models import run
 from helpers import assert_close
 from onnx import NodeProto, TensorProto, numpy_helper
 
+from fusec.errors import ModelError
 from fusec.frontends import load
 from fusec.frontends.onnx.ops.loop_as_scan import LEAST_STEPS
+from fusec.ops import Scan
 from fusec.reference import evaluate
 
 # Scan --------------------------------------------------------------------------------------------------
@@ -177,9 +179,58 @@ def test_a_condition_may_be_a_constant(
     assert check_loop(node, feeds, {"zero": np.array(0)}) == {"scan": 1}
 
 
-def test_a_loop_that_its_condition_ends_is_unrolled(rng: np.random.Generator) -> None:
-    node = loop([make("Add", ["v", "v"], ["w"]), make("Less", ["i", "eight"], ["on"])], {"v": "w"})
-    assert check_loop(node, {"v0": numbers(rng, 3)}, {"eight": np.array(8)}) == {"add": 9}
+def less(a: str, b: str) -> NodeProto:
+    return make("Less", [a, b], ["on"])
+
+
+NEXT, DOWN, SAME = make("Add", ["k", "one"], ["k2"]), make("Sub", ["m", "one"], ["m2"]), make("Identity", ["m"], ["m2"])
+
+
+@pytest.mark.parametrize(
+    ("nodes", "first", "steps"),
+    [
+        ([NEXT, SAME, less("i", "eight")], 0, 9),
+        ([NEXT, SAME, less("k2", "eight")], 0, 8),
+        ([NEXT, SAME, less("k", "m")], 0, 9),
+        ([NEXT, DOWN, less("k2", "m2")], -5, 7),
+        ([NEXT, DOWN, less("k2", "m2")], -9, 9),
+        ([make("Sub", ["m", "one"], ["k2"]), make("Sub", ["k", "one"], ["m2"]), less("one", "m2")], 20, 8),
+        ([NEXT, SAME, less("one", "k2"), make("Not", ["on"], ["off"])], 0, 1),
+        ([NEXT, SAME, less("k2", "many")], 0, STEPS),
+    ],
+)
+def test_a_condition_that_depends_on_counters_ends_a_loop(
+    nodes: list[NodeProto], first: int, steps: int, rng: np.random.Generator
+) -> None:
+    """As tf2onnx writes while loops."""
+    states = {"v": "w", "k": "k2", "m": "m2"}
+    types: dict[str, int] = dict.fromkeys(("k", "k2", "m", "m2"), I64)
+    node = loop([make("Add", ["v", "v"], ["w"]), *nodes], states, types=types)
+    held = {"one": np.array(1), "eight": np.array(8), "many": np.array(300), "k0": np.array(first), "m0": np.array(8)}
+    feeds = {"v0": numbers(rng, 3)}
+    proto = whole([node], feeds, ["last0", "last1"], {"n": np.array(STEPS), **held}, types={"last1": I64})
+    found = check(proto, feeds)
+    assert found["scan"] == (steps >= LEAST_STEPS)
+    assert [n.op.steps for n in load(proto).nodes if isinstance(n.op, Scan)] == [steps] * (steps >= LEAST_STEPS)
+    assert steps >= LEAST_STEPS or found["add"] == steps
+
+
+def test_a_while_loop_has_no_number_of_trips(rng: np.random.Generator) -> None:
+    nodes = [make("Add", ["v", "v"], ["w"]), NEXT, less("k2", "many")]
+    node = loop(nodes, {"v": "w", "k": "k2"}, types={"k": I64, "k2": I64}, given=["", "yes", "v0", "k0"])
+    held = {"one": np.array(1), "many": np.array(90), "k0": np.array(0), "yes": np.array(True)}
+    feeds = {"v0": numbers(rng, 3) / 2**60}
+    proto = whole([node], feeds, ["last0"], held)
+    assert check(proto, feeds)["scan"] == 1
+    assert [n.op.steps for n in load(proto).nodes if isinstance(n.op, Scan)] == [90]
+
+
+def test_a_condition_of_other_values_is_computed_by_the_host(rng: np.random.Generator) -> None:
+    nodes = [make("Add", ["v", "v"], ["w"]), make("ReduceMax", ["w"], ["most"], keepdims=0), less("most", "limit")]
+    node = loop(nodes, {"v": "w"})
+    proto = whole([node], {"v0": numbers(rng, 3)}, ["last0"], {"n": np.array(STEPS), "limit": np.float32(50)})
+    with pytest.raises(ModelError, match="the end of its loop"):
+        load(proto)
 
 
 @pytest.mark.parametrize("steps", [1, LEAST_STEPS - 1, LEAST_STEPS])
