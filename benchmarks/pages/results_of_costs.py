@@ -360,7 +360,17 @@ def deformable() -> list[str]:
 
 def scans() -> list[str]:
     data = read("scans.json")
-    header = ["loop", "work", "one op us", "launches", "compiled s", "its steps us", "launches", "compiled s", "torch us"]
+    header = [
+        "loop",
+        "work",
+        "one op us",
+        "launches",
+        "compiled s",
+        "its steps us",
+        "launches",
+        "compiled s",
+        "torch us",
+    ]
     rows = [
         [
             row["case"].replace("x", ", "),

@@ -8,6 +8,7 @@ from gpu.kernels.recurrent.test_scan import alignments, cell, drawn, scan_op
 from helpers import assert_close
 
 import fusec
+from fusec.gradients import grad
 from fusec.ir import DType, Graph, TensorType
 from fusec.ops import MatMul, Reduce, pw
 from fusec.reference import evaluate
@@ -61,3 +62,19 @@ def test_scans_agree_with_the_reference(name: str, dtype: DType, rng: np.random.
         got = executable(**feeds)
         for output, array in zip(want, got if isinstance(got, tuple) else (got,), strict=True):
             assert_close(np.asarray(array, np.float64), want[output], BOUND[dtype])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["alignments", "cells"])
+def test_gradients_of_scans_agree_with_the_reference(name: str, rng: np.random.Generator) -> None:
+    """The loops backward are scans, too."""
+    made = aligned(DType.F32, 4, 21, 50) if name == "alignments" else unrolled_cell(DType.F32, 2, 12, 20)
+    output = {"alignments": "loss", "cells": "y"}[name]
+    graph = grad(made, output, [v.name for v in made.inputs if v.type.dtype.is_float], seed=True)
+    executable = fusec.compile(graph)
+    assert isinstance(executable, fusec.Executable)
+    assert [step.signature for step in executable.compiled.program.steps].count("scan") == 3
+    feeds = {v.name: drawn(rng, v.type) for v in graph.inputs}
+    want = evaluate(graph, feeds, precision=DType.F64)
+    for found, array in zip(want, executable(**feeds), strict=True):
+        assert_close(np.asarray(array, np.float64), want[found], 1e-4)

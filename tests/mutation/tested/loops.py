@@ -7,6 +7,7 @@ from mutation.mutants import for_tests as _m
 
 AREA = "loops"
 BODIES = "gpu/kernels/recurrent/test_random_scans.py"
+GRADIENTS = "gradients/test_loops.py"
 KERNELS = "gpu/kernels/recurrent/test_scan.py"
 ROWS, PHASES = "lowering/scan_rows.py", "lowering/scan_phases.py"
 VIEWS, SUMS = "gpu/kernels/recurrent/scan_views.py", "gpu/kernels/recurrent/scan_sums.py"
@@ -212,5 +213,41 @@ LOOPS: tuple[Mutant, ...] = (
         "range(MOST_COUNTED)",
         "a loop takes more steps than its number of trips",
         IMPORTED,
+    ),
+    _m(
+        "gradients_of_rows_forward",
+        AREA,
+        "gradients/loops.py",
+        "strict=True)) | dict(zip(rows, map(_reversed, made), strict=True))",
+        "strict=True)) | dict(zip(rows, made, strict=True))",
+        "the gradients of the rows of a sequence are in the order of the loop backward",
+        GRADIENTS,
+    ),
+    _m(
+        "gradient_of_the_last_step_alone",
+        AREA,
+        "gradients/loops.py",
+        "old if (dx := new[k]) is None else old + dx",
+        "old if (dx := new[k]) is None else dx",
+        "what all steps read gets the gradient of the first step alone",
+        GRADIENTS,
+    ),
+    _m(
+        "states_after_a_step_for_before",
+        AREA,
+        "gradients/loops.py",
+        "return _results(step, [*before, *read, *shared])[:count], before",
+        "return (after := _results(step, [*before, *read, *shared])[:count]), after",
+        "the loop backward takes the states after each step for those before it",
+        GRADIENTS,
+    ),
+    _m(
+        "one_gradient_of_a_state_that_is_a_row",
+        AREA,
+        "gradients/loops.py",
+        "seeds.setdefault(outputs[k].value, []).append(dy)",
+        "seeds[outputs[k].value] = [dy]",
+        "a state that is also a row of results gets one of its two gradients",
+        GRADIENTS,
     ),
 )
