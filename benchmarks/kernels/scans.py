@@ -2,7 +2,7 @@
 
 Usage: python -m benchmarks.kernels.scans, on a machine with a GPU. Writes the time of a call of each, the launches, and
 the time to compile into benchmarks/results/scans.json. Loops with more work than `scan_plan` allows run as one op here
-too: `work` is what the plan compares with its limit.
+too.
 """
 
 from __future__ import annotations
@@ -146,20 +146,18 @@ def measure(name: str, steps: int, batch: int, size: int) -> dict[str, Any]:
         row[f"{form}_compile_s"] = round(time.perf_counter() - start, 2)
         row[f"{form}_us"], row[f"{form}_launches"] = round(call_us(executable), 1), executable.compiled.program.launches
         results[form] = executable.run(None, feeds(executable))[1].astype(np.float64)
-        if form == "scan":
-            (op,) = (node.op for node in executable.compiled.program.graph.nodes if isinstance(node.op, Scan))
-            row["work"] = work(op)
     torch_us, given = by_torch(name, steps, feeds(executable))
     row["torch_us"] = round(torch_us, 1)
     row["difference"], row["torch_difference"] = (relative(results["scan"], y) for y in (results["steps"], given))
     return row
 
 
-def work(op: Scan) -> float:
-    """Return how many elements a thread computes between two barriers, on average."""
-    plan = scan_plan.scan_plan(op)
-    assert plan is not None
-    return round(plan.work / len(plan.phases), 2)
+def is_one_op(case: str) -> bool:
+    """Tell if `compile` takes a loop of the table as one op."""
+    name, _, sizes = case.partition(" ")
+    b = Builder()
+    MODELS[name](b, *map(int, sizes.split("x")))
+    return any(isinstance(node.op, Scan) and scan_plan.scan_plan(node.op) is not None for node in b.graph().nodes)
 
 
 def main() -> int:

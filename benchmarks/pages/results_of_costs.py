@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from benchmarks.common.result_files import RESULTS
-from fusec.lowering.scan_plan import MOST_WORK
+from benchmarks.kernels.scans import is_one_op
 
 
 def read(name: str) -> dict[str, Any]:
@@ -360,31 +360,22 @@ def deformable() -> list[str]:
 
 def scans() -> list[str]:
     data = read("scans.json")
-    header = [
-        "loop",
-        "work",
-        "one op us",
-        "launches",
-        "compiled s",
-        "its steps us",
-        "launches",
-        "compiled s",
-        "torch us",
-    ]
+    header = ["loop", "one op us", "launches", "compiled s"]
+    header += ["its steps us", "launches", "compiled s", "torch us", "taken"]
     rows = [
         [
             row["case"].replace("x", ", "),
-            row["work"],
             *(row[f"{form}_{key}"] for form in ("scan", "steps") for key in ("us", "launches", "compile_s")),
             row["torch_us"],
+            "one op" if is_one_op(row["case"]) else "its steps",
         ]
         for row in data["rows"]
     ]
     return section(
         "Loops as one op and as the nodes of their steps",
         f"{where(data)}; a call in fp32, inputs and results on the device (`benchmarks/kernels/scans.py`). Numbers "
-        "after a name are steps, batch and size. Work is what a thread computes between two barriers, in elements; of "
-        f"more than {MOST_WORK}, `compile` takes the steps. torch runs its loop as a CUDA graph.",
+        "after a name are steps, batch and size. torch runs its loop as a CUDA graph. The last column says what "
+        "`compile` takes.",
         header,
         rows,
     )

@@ -23,10 +23,11 @@ FEW_THREADS = 256  # of elements whose addends a whole warp shares, wherever the
 STRIDED_LANES = 4  # threads that share an element whose addends are apart: so each load of a warp has whole sectors
 LEAST_ADDENDS = 4  # of a thread, or fewer threads share an element
 MOST_OPERANDS = 4  # of a concat, each of which is read and then selected
-# Elements that a thread computes between two barriers, on average. More is left to launches of
-# many blocks. An estimate: it was not measured.
+# Elements that a thread computes between two barriers, on average. More is left to launches of many blocks. An addend
+# counts as a part of an element, so that the limit is between the loops that an H200 ran faster as one launch (sums of
+# 128 addends) and as many (of 256): docs/results.md, "Loops as one op and as the nodes of their steps".
 MOST_WORK = 10
-LOOP_SHARE = 8  # of an element's work is an addend of a sum
+ADDENDS = 3  # as much work as an element
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,19 +112,20 @@ class ScanPlan:
     def lanes(self, value: Value) -> int:
         """Return how many threads of a warp, side by side, share the addends of an element: a power of two.
 
-        A whole warp does if the addends are side by side in memory, or if there are few elements.
+        As many as a warp has if the addends are side by side in memory, or if there are few elements.
         """
         size, depth, node = self.size(value), self.depth(value), value.node
-        if node is not None and isinstance(node.op, Reduce) and _is_innermost(node.op, node.operands[0]):
-            return WARP if depth >= WARP else 1
-        lanes = WARP if size * WARP <= FEW_THREADS else STRIDED_LANES
+        innermost = node is not None and isinstance(node.op, Reduce) and _is_innermost(node.op, node.operands[0])
+        if innermost and depth >= WARP:
+            return WARP
+        lanes = WARP if innermost or size * WARP <= FEW_THREADS else STRIDED_LANES
         while lanes > 1 and (size * lanes > MOST_THREADS or depth < lanes * LEAST_ADDENDS):
             lanes //= 2
         return lanes
 
     def _work_of(self, value: Value) -> float:
         turns = math.ceil(self.size(value) * self.lanes(value) / self.threads)
-        return turns * (1 + math.ceil(self.depth(value) / self.lanes(value)) / LOOP_SHARE)
+        return turns * (1 + math.ceil(self.depth(value) / self.lanes(value)) / ADDENDS)
 
 
 def scan_plan(op: Scan) -> ScanPlan | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fusec.ir import Graph
-from fusec.lowering.scan_plan import MOST_WORK, SHARED_BYTES, ScanPlan, scan_plan
+from fusec.lowering.scan_plan import ADDENDS, MOST_WORK, SHARED_BYTES, ScanPlan, scan_plan
 from fusec.lowering.scan_rows import row_dims
 from fusec.ops import Scan
 from fusec.text import parse
@@ -141,7 +141,7 @@ def test_a_body_with_much_work_is_left_to_more_blocks() -> None:
     def product(depth: int) -> Scan:
         return body(f"%h: f32[1,1024], %v: f32[1,{depth}], %w: f32[{depth},1024]", "%p = matmul(%v, %w) return %p")
 
-    small, large = scan_plan(product(8 * (MOST_WORK - 1))), scan_plan(product(8 * MOST_WORK + 1))
+    small, large = scan_plan(product(ADDENDS * (MOST_WORK - 1))), scan_plan(product(ADDENDS * MOST_WORK + 1))
     assert small is not None and small.work <= MOST_WORK
     assert large is None
 
@@ -149,7 +149,8 @@ def test_a_body_with_much_work_is_left_to_more_blocks() -> None:
 @pytest.mark.parametrize(
     ("shape", "axis", "lanes"),
     [
-        ((3, 31), 1, 1),
+        ((3, 3), 1, 1),
+        ((3, 31), 1, 4),
         ((3, 32), 1, 32),
         ((300, 32), 1, 32),
         ((200, 32, 1), 1, 32),
@@ -158,7 +159,7 @@ def test_a_body_with_much_work_is_left_to_more_blocks() -> None:
         ((100, 9), 0, 4),
         ((100, 256), 0, 4),
         ((100, 257), 0, 2),
-        ((100, 513), 0, 1),
+        ((40, 513), 0, 1),
         ((7, 8), 0, 1),
         ((100, 8), 0, 16),
         ((128, 8), 0, 32),
