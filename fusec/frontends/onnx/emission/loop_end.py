@@ -15,8 +15,9 @@ from fusec.frontends.onnx.emission.emit import Emitter, ModelValue
 from fusec.frontends.onnx.model_file.functions import all_nodes
 from fusec.frontends.onnx.model_file.structure import captured, draws
 from fusec.ir import Value
+from fusec.ops.spec import require
 
-MOST_COUNTED = 4096  # steps, because the condition is computed for each
+MAX_TRIPS = 4096  # of a loop that is unrolled, or whose condition is computed for each step
 
 
 def passes_condition(body: GraphProto) -> bool:
@@ -30,6 +31,7 @@ def steps_until_end(g: Emitter, body: GraphProto, trips: int | None, states: Seq
     """Return the number of steps of a loop that has at least one; None if its end depends on computed values.
 
     trips: the most steps; None: only the condition ends the loop.
+    Raises VerifyError if the condition is still true after MAX_TRIPS steps.
     """
     count = len(states)
     if len(body.input) != count + 2 or len(body.output) <= count or any(map(draws, all_nodes(body.node))):
@@ -46,7 +48,7 @@ def steps_until_end(g: Emitter, body: GraphProto, trips: int | None, states: Seq
     part.output.extend([body.output[0], *(body.output[k + 1] for k in places)])
     changes = bool(places) or body.input[0].name in _read(body, {body.output[0].name})
     try:
-        for step in range(MOST_COUNTED if trips is None else min(trips, MOST_COUNTED)):
+        for step in range(MAX_TRIPS if trips is None else min(trips, MAX_TRIPS)):
             with g.tentative():
                 flag, *following = g.subgraph(part, [g.constant(np.array(step)), g.constant(np.array(True)), *held])
             if not (isinstance(flag, Value) and flag.literal is not None and flag.literal.type.size == 1):
@@ -59,7 +61,8 @@ def steps_until_end(g: Emitter, body: GraphProto, trips: int | None, states: Seq
                 held[k] = value
     except VerifyError:
         return None
-    return trips if trips is not None and trips <= MOST_COUNTED else None
+    require(trips is not None and trips <= MAX_TRIPS, f"more than {MAX_TRIPS} trips")
+    return trips
 
 
 def _states_of_the_end(body: GraphProto) -> list[int]:

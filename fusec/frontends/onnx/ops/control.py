@@ -10,7 +10,7 @@ from onnx import GraphProto
 from fusec.errors import VerifyError
 from fusec.frontends.onnx.emission.emit import Emitter, ModelValue, Table, TensorList
 from fusec.frontends.onnx.emission.host_values import HostValueError
-from fusec.frontends.onnx.emission.loop_end import passes_condition, steps_until_end
+from fusec.frontends.onnx.emission.loop_end import MAX_TRIPS, passes_condition, steps_until_end
 from fusec.frontends.onnx.model_file.functions import all_nodes
 from fusec.frontends.onnx.model_file.structure import draws
 from fusec.frontends.onnx.ops.loop_as_scan import MAX_STEPS, LoopForm, loop_as_scan, reversed_rows
@@ -20,7 +20,6 @@ from fusec.ir import Node, Value
 from fusec.ops import Concat, Gather, Scatter, pw
 from fusec.ops.spec import normalize_axis, require
 
-MAX_TRIPS = 4096  # that are unrolled
 _FOREVER = np.iinfo(np.int64).max
 
 

@@ -225,6 +225,14 @@ def test_a_while_loop_has_no_number_of_trips(rng: np.random.Generator) -> None:
     assert [n.op.steps for n in load(proto).nodes if isinstance(n.op, Scan)] == [90]
 
 
+def test_a_while_loop_has_a_bounded_number_of_steps(rng: np.random.Generator) -> None:
+    nodes = [make("Add", ["v", "v"], ["w"]), NEXT, less("k2", "many")]
+    node = loop(nodes, {"v": "w", "k": "k2"}, types={"k": I64, "k2": I64}, given=["", "yes", "v0", "k0"])
+    held = {"one": np.array(1), "many": np.array(5000), "k0": np.array(0), "yes": np.array(True)}
+    with pytest.raises(ModelError, match="more than 4096 trips"):
+        load(whole([node], {"v0": numbers(rng, 3)}, ["last0"], held))
+
+
 def test_a_condition_of_other_values_is_computed_by_the_host(rng: np.random.Generator) -> None:
     nodes = [make("Add", ["v", "v"], ["w"]), make("ReduceMax", ["w"], ["most"], keepdims=0), less("most", "limit")]
     node = loop(nodes, {"v": "w"})
