@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 from fusec.builder import Tensor
 from fusec.errors import VerifyError
 from fusec.gradients.core import BackwardStep, Gradients, Rule, by_formula, reverse, total, zeros
 from fusec.ir import Op, Value
 from fusec.lowering.scan_plan import scan_plan
-from fusec.lowering.unroll_scan import unroll_scan
+from fusec.lowering.unroll_scan import add_step, unroll_scan
 from fusec.ops import Scan, Slice
 
 MAX_STEPS = 4096  # that are written out, because each adds the ops of the body, and those of their gradients
@@ -67,11 +68,11 @@ def _by_scan(step: BackwardStep) -> list[Tensor | None] | None:
 
 def _results(step: BackwardStep, operands: Sequence[Tensor]) -> list[Tensor]:
     """Add the ops of one step, and return its results."""
-    body = step.op.body.graph
-    made = dict(zip(body.inputs, operands, strict=True))
-    for node in body.nodes:
-        made.update(zip(node.results, step.b.results(node.op, *(made[v] for v in node.operands)), strict=True))
-    return [made[v] for v in body.outputs]
+    return [Tensor(step.b, v) for v in add_step(step.op, [t.value for t in operands], partial(_add, step))]
+
+
+def _add(step: BackwardStep, op: Op, operands: Sequence[Value]) -> list[Value]:
+    return [t.value for t in step.b.results(op, *(Tensor(step.b, v) for v in operands))]
 
 
 def _reversed(x: Tensor) -> Tensor:
@@ -84,11 +85,7 @@ def _written_out(step: BackwardStep, *operands: Tensor) -> list[Tensor]:
     op: Scan = step.op
     if op.steps > MAX_STEPS:
         raise VerifyError(f"{step.node!r}: a gradient over {op.steps} steps; up to {MAX_STEPS} are supported")
-
-    def add(made: Op, given: Sequence[Value]) -> list[Value]:
-        return [t.value for t in step.b.results(made, *(Tensor(step.b, v) for v in given))]
-
-    return [Tensor(step.b, v) for v in unroll_scan(op, [t.value for t in operands], add)]
+    return [Tensor(step.b, v) for v in unroll_scan(op, [t.value for t in operands], partial(_add, step))]
 
 
 _by_steps = by_formula(_written_out)

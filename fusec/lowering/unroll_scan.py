@@ -17,7 +17,7 @@ def unroll_scan(op: Scan, operands: Sequence[Value], add: AddOp) -> list[Value]:
     state, sequences, shared = list(operands[:count]), operands[count:first], operands[first:]
     rows: list[list[Value]] = [[] for _ in op.body.graph.outputs[count:]]
     for step in range(op.steps):
-        results = _step(op, [*state, *(_row(v, step, add) for v in sequences), *shared], add)
+        results = add_step(op, [*state, *(_row(v, step, add) for v in sequences), *shared], add)
         state = results[:count]
         for items, result in zip(rows, results[count:], strict=True):
             items += add(Reshape((1, *result.type.shape)), [result])
@@ -54,7 +54,7 @@ def _row(value: Value, step: int, add: AddOp) -> Value:
     return row
 
 
-def _step(op: Scan, operands: Sequence[Value], add: AddOp) -> list[Value]:
+def add_step(op: Scan, operands: Sequence[Value], add: AddOp) -> list[Value]:
     """Add the ops of one step, and return its results."""
     body = op.body.graph
     made = dict(zip(body.inputs, operands, strict=True))
