@@ -77,8 +77,7 @@ def _add(step: BackwardStep, op: Op, operands: Sequence[Value]) -> list[Value]:
 
 def _reversed(x: Tensor) -> Tensor:
     """Return a tensor with its rows from the last to the first."""
-    start, steps = (len(x) - 1, *[0] * (x.rank - 1)), (-1, *[1] * (x.rank - 1))
-    return x.builder.apply(Slice(start, x.shape, steps), x)
+    return x.builder.apply(Slice.of_rows_backward(x.shape), x)
 
 
 def _written_out(step: BackwardStep, *operands: Tensor) -> list[Tensor]:

@@ -6,6 +6,7 @@ Shapes are concrete everywhere. Ops that compute only a shape at run time are fo
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -142,6 +143,12 @@ class Slice(Op):
     sizes: tuple[int, ...]
     steps: tuple[int, ...]
     name: ClassVar[str] = "slice"
+
+    @classmethod
+    def of_rows_backward(cls, shape: Sequence[int]) -> Slice:
+        """Return the slice that has all rows of a shape, from the last to the first."""
+        inner = [0] * (len(shape) - 1)
+        return cls((shape[0] - 1, *inner), tuple(shape), (-1, *(1 for _ in inner)))
 
     def infer(self, *operands: TensorType) -> tuple[TensorType, ...]:
         require_arity(self.name, operands, 1)

@@ -19,7 +19,7 @@ from fusec.plans.plan_record import Part
 from fusec.schedule.program import Kind, Partition, Program, body_of, display_name, outputs_of, single_step
 
 StepChoice = tuple[Part, ...]  # the candidate taken for a step, as data
-_step_keys: WeakKeyDictionary[Partition, str] = WeakKeyDictionary()
+_step_keys: WeakKeyDictionary[Partition, str] = WeakKeyDictionary()  # a step whose values change is made anew
 
 
 @dataclass(frozen=True)

@@ -168,8 +168,7 @@ def _read(inner: Sequence[Node], rows: Container[Value], outputs: Sequence[Value
 
 def reversed_rows(g: Emitter, x: Value) -> Value:
     """Return a tensor with its rows from the last to the first."""
-    shape, rank = x.type.shape, x.type.rank
-    return g(Slice((shape[0] - 1, *[0] * (rank - 1)), shape, (-1, *[1] * (rank - 1))), x)
+    return g(Slice.of_rows_backward(x.type.shape), x)
 
 
 def _erase_unread(g: Emitter, before: Node | None, results: Sequence[Value]) -> None:
