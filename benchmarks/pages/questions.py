@@ -87,8 +87,9 @@ QUESTIONS = {
             "chooses the type"
         ),
         "What runs a step that neither cuDNN nor a kernel runs?": (
-            "cuBLASLt, for a product (gpu/cublaslt/lone_matmul.py). Other ops run one by one by their definition in "
-            "CuPy (reference.py), as execution/step_binding.py binds them"
+            "cuBLASLt, for a product (gpu/cublaslt/lone_matmul.py), by the algorithm that "
+            "gpu/autotune/plans/product_selection.py chooses. Other ops run one by one by their definition in CuPy "
+            "(reference.py), as execution/step_binding.py binds them"
         ),
         "When does a step move nothing, as a view?": (
             "schedule/aliasing.py tells which ops may share the memory of their operand; `single_step` in "

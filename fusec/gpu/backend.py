@@ -19,6 +19,7 @@ from fusec.gpu.autotune.model.whole_model import WholeModelTrial
 from fusec.gpu.autotune.plans.plan_bench import CudnnContext
 from fusec.gpu.autotune.plans.plan_search import TuningOptions
 from fusec.gpu.autotune.plans.plan_selection import PlanSelector
+from fusec.gpu.autotune.plans.product_selection import ProductSelector
 from fusec.gpu.autotune.step_choices import TunedChoices
 from fusec.gpu.autotune.steps.step_selection import StepSelector
 from fusec.gpu.cublaslt.algorithms import Blas
@@ -95,7 +96,8 @@ class CudnnBackend:
         self.steps = StepSelector(self.plans, self._launcher, known.variants)
         # FUSEC_DEVICE=none hides the GPU from `detect`, but not from CuPy
         figures = kernels.GpuFigures.of(device.detect() or load(DEFAULT))
-        self._launches = StepLaunches(self.plans, self._launcher, figures, blas, self.workspace)
+        products = None if blas is None else ProductSelector(self.plans, blas)
+        self._launches = StepLaunches(self.plans, self._launcher, figures, products, self.workspace)
         untimed = known.side_by_side
         self.side_by_side = untimed or tuning.level != "none"
         self._capture = StepCapture(self._streams, self.workspace, self.side_by_side, None if untimed else self.time_us)

@@ -7,15 +7,15 @@ from dataclasses import dataclass, field
 
 from fusec.errors import ExecutionError
 from fusec.gpu import kernels
+from fusec.gpu.autotune.plans.plan_bench import AnyPlan
 from fusec.gpu.autotune.plans.plan_selection import PlanSelector
-from fusec.gpu.cublaslt.algorithms import Blas
-from fusec.gpu.cublaslt.lone_matmul import lone_product
+from fusec.gpu.autotune.plans.product_selection import ProductSelector
+from fusec.gpu.cublaslt.lone_matmul import buffers_of, lone_product
 from fusec.gpu.launch.cuda_graph import StepLaunch
 from fusec.gpu.launch.kernel_launcher import Launcher, Memory
 from fusec.gpu.launch.workspace import Workspace
 from fusec.ir import Array
 from fusec.lowering.cudnn_graph import CudnnGraph
-from fusec.plans.plan_record import Choice
 from fusec.schedule.program import Partition
 
 
@@ -23,21 +23,22 @@ from fusec.schedule.program import Partition
 class StepLaunches:
     """Plans, kernels and products of a program, which run over memory that a caller gives.
 
-    blas: cuBLASLt; None where it is not installed
-    right_choices: cuBLASLt's algorithms with right results, by graph
+    products: chooses the algorithms of products that cuDNN refuses; None where cuBLASLt is not installed
     """
 
     plans: PlanSelector
     launcher: Launcher
     figures: kernels.GpuFigures
-    blas: Blas | None
+    products: ProductSelector | None
     workspace: Workspace
-    right_choices: dict[str, list[Choice]] = field(default_factory=dict[str, list[Choice]])
-    _products: set[Partition] = field(default_factory=set[Partition])
+    _lone: set[Partition] = field(default_factory=set[Partition])
 
     def bind(self, graph: CudnnGraph, buffers: Mapping[int, Array]) -> StepLaunch:
         """Return a function that runs a graph over buffers, by uid."""
-        plan, handle, workspace = self.plans.plan(graph.key), self.plans.context.handle, self.workspace.address()
+        return self._launch(self.plans.plan(graph.key), graph, buffers)
+
+    def _launch(self, plan: AnyPlan, graph: CudnnGraph, buffers: Mapping[int, Array]) -> StepLaunch:
+        handle, workspace = self.plans.context.handle, self.workspace.address()
         addresses = plan.addresses({uid: array.data.ptr for uid, array in buffers.items()})
         held = list(buffers.values())  # `run` holds them, because it has only their addresses
 
@@ -63,18 +64,16 @@ class StepLaunches:
 
     def _bind_product(self, step: Partition, memory: Memory) -> StepLaunch | None:
         """Bind a product that cuDNN refuses, to run by cuBLASLt; None if that has no algorithm with right results."""
-        context = self.plans.context
-        with context.stream:
-            known, limit = self.right_choices, context.plan_filter.workspace_limit
-            product = None if self.blas is None else lone_product(self.blas, step, known, limit)
-        if product is None:
+        lowered = None if self.products is None else lone_product(step)
+        plan = None if self.products is None or lowered is None else self.products.plan(lowered.graph)
+        if lowered is None or plan is None:
             return None
-        self._products.add(step)
-        self.workspace.reserve(product.plan.workspace_bytes)
-        return StepLaunch(product.bound(memory, self.workspace.address()), product.plan.workspace_bytes)
+        self._lone.add(step)
+        self.workspace.reserve(plan.workspace_bytes)
+        return self._launch(plan, lowered.graph, buffers_of(step, lowered, memory))
 
     def library(self, work: CudnnGraph | Partition) -> str:
         """Name the library that runs a graph, or the kind of another step."""
         if isinstance(work, CudnnGraph):
             return self.plans.ranked[work.key].plans[0][0].library
-        return "cublaslt" if work in self._products else work.kind.value
+        return "cublaslt" if work in self._lone else work.kind.value

@@ -396,7 +396,7 @@ def install(machine: Machine, patch: Callable[[Any, str, Any], None]) -> None:
     from fusec.gpu import backend, device_arrays, host_buffers, nvrtc, warm_up
     from fusec.gpu.autotune.cache import tuning_environment
     from fusec.gpu.autotune.plans import plan_bench
-    from fusec.gpu.cublaslt import algorithms, lone_matmul
+    from fusec.gpu.cublaslt import algorithms
     from fusec.gpu.cudnn.plans import frontend_plans, plan_list
     from fusec.gpu.launch import (
         cubin_function,
@@ -414,7 +414,7 @@ def install(machine: Machine, patch: Callable[[Any, str, Any], None]) -> None:
 
     cupy, cudnn = machine.cupy(), machine.cudnn()
     patch(Array, "machine", machine)
-    for module in (stream_calls, cuda_graph, device_arrays, host_buffers, launch, lone_matmul, random_inputs, timer):
+    for module in (stream_calls, cuda_graph, device_arrays, host_buffers, launch, random_inputs, timer):
         patch(module, "cupy", cupy)
     for module in (nvrtc, device_distance, device_constants, reorder):
         patch(module, "cupy", cupy)

@@ -18,6 +18,7 @@ from fusec.gpu.autotune.cache.tuning_cache import KnownChoices
 from fusec.gpu.cublaslt import algorithms
 from fusec.passes.partition import kernels_only
 from fusec.plans.plan_cache import PlanStore
+from fusec.plans.plan_filter import PlanFilter
 from fusec.plans.plan_record import BLAS, Choice, Entry
 from fusec.runtime import Executable, SimulatorBackend
 
@@ -228,3 +229,59 @@ def test_a_product_it_computes_wrongly_or_lacks_is_left_to_the_reference(
     net, got, want = run_declined(tmp_path / "other", DECLINED)
     assert 71 in fast.ran and "cublaslt" in net.libraries().values()
     assert_close(got[0], want[0], 1e-5)
+
+
+def algorithms_that_ran(machine: Machine, fast: Bindings, path: Path, tune: str = "quick") -> set[int]:
+    """Return the algorithms of the products of DECLINED, as a model that is captured runs them."""
+    net, got, want = run_declined(path, DECLINED, tune)
+    for array, right in zip(got, want, strict=True):
+        assert_close(array, right, 1e-5)
+    fast.ran.clear()
+    rng = np.random.default_rng(9)
+    net.run(None, {s.name: rng.standard_normal(s.shape).astype(s.dtype) for s in net.inputs})
+    return set(fast.ran)
+
+
+def test_the_fastest_algorithm_of_a_declined_product_runs_and_is_stored(
+    machine: Machine, fast: Bindings, tmp_path: Path
+) -> None:
+    assert algorithms_that_ran(machine, fast, tmp_path) == {71}
+    fast.times_us = {66: 1.0}
+    assert algorithms_that_ran(machine, fast, tmp_path) == {71}, "nothing is timed again"
+    assert algorithms_that_ran(machine, fast, tmp_path, "none") == {71}
+    assert algorithms_that_ran(machine, fast, tmp_path / "other") == {66}
+
+
+def test_without_tuning_the_first_right_algorithm_of_a_declined_product_runs(
+    machine: Machine, fast: Bindings, tmp_path: Path
+) -> None:
+    assert algorithms_that_ran(machine, fast, tmp_path, "none") == {66}
+    fast.wrong = {66}
+    assert algorithms_that_ran(machine, fast, tmp_path / "wrong", "none") == {71}
+    fast.wrong, fast.failing = {66}, {71}
+    assert algorithms_that_ran(machine, fast, tmp_path / "failing", "none") == {52}
+
+
+def test_a_wrong_algorithm_of_a_declined_product_is_put_in_quarantine(
+    machine: Machine, fast: Bindings, tmp_path: Path
+) -> None:
+    fast.wrong = {71}
+    assert algorithms_that_ran(machine, fast, tmp_path) == {52}
+    fast.wrong = set()
+    assert algorithms_that_ran(machine, fast, tmp_path, "none") == {52}
+
+
+def test_a_declined_product_keeps_to_the_limit_of_the_workspace(
+    machine: Machine, fast: Bindings, tmp_path: Path
+) -> None:
+    from fusec.gpu.backend import CudnnBackend
+
+    backend = CudnnBackend("quick", store=PlanStore(tmp_path), plan_filter=PlanFilter(workspace_limit=1023))
+    net = Executable(left_to_kernels(DECLINED), backend)
+    net.run(None, {s.name: np.ones(s.shape, s.dtype) for s in net.inputs})
+    assert set(fast.ran) == {66}, "the others need 1024 bytes and more"
+
+
+def test_a_declined_product_in_bf16_is_the_librarys(machine: Machine, fast: Bindings, tmp_path: Path) -> None:
+    net = run_declined(tmp_path, DECLINED.replace("f32", "bf16"))[0]
+    assert list(net.libraries().values()).count("cublaslt") == 2

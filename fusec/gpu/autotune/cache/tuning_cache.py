@@ -155,6 +155,15 @@ class TuningCache:
         if known is None or known.choice != choice:
             self._put({at: Entry(choice)})
 
+    def product(self, graph: str) -> Choice | None:
+        """Return the stored algorithm of a product that cuDNN refuses, by key of its graph. All levels share it."""
+        entry = self.plan_store.get(self.environment.key(f"product {graph}", "quick"))
+        return None if entry is None else entry.choice
+
+    def store_product(self, graph: str, choice: Choice) -> None:
+        """Store the fastest algorithm of a product that cuDNN refuses."""
+        self._put({self.environment.key(f"product {graph}", "quick"): Entry(choice)})
+
     def store_received(self, entries: Mapping[str, Entry]) -> None:
         """Store plans as choices of their graphs, unless others are stored."""
         keys = {self.environment.key(graph, self.level): entry for graph, entry in entries.items()}
