@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 
 from fusec.ir import DType, HostArray, Node
-from fusec.ops import Pointwise
+from fusec.ops import DeformConv, Pointwise
 from fusec.testing.error_bounds.op_rounding import POLES, never_zero
 from fusec.testing.error_bounds.perturbed import SAFETY, Samples
 
@@ -36,13 +36,16 @@ def overflow(
 
     samples: changed in place.
     dtype: the type that the result is stored in; None if it is computed in float64.
-    squares: the op may square numbers in fp32.
+    squares: the op may square numbers in fp32, or round what it reads.
     """
     most = float(np.fmax.reduce(np.abs(plain), axis=None, initial=0.0))  # NaN is no number
     own = node.results[0].type.dtype  # a constant is computed in its own type before it is narrowed
     limit = 0.999 * min(MAX[dtype], MAX[own]) if dtype is not None and own.is_float else math.inf
     if limit < math.inf and (beyond := _may_exceed(limit, plain, samples)) is not None:
         samples[::2] = [np.where(beyond & ~np.isnan(s), np.copysign(np.inf, s), s) for s in samples[::2]]
+    if squares and isinstance(node.op, DeformConv):
+        beyond = _reads_beyond(node.op, limit, operands)
+        samples[::2] = [np.where(beyond, np.nan, s) for s in samples[::2]]
     if np.isinf(most) and node.op.name not in POLES and (finite := _finite(node, plain, operands)) is not None:
         endless = np.isinf(plain) & finite
         samples[1::2] = [np.where(endless, np.copysign(1e300, plain), s) for s in samples[1::2]]
@@ -75,3 +78,18 @@ def _may_exceed(limit: float, plain: HostArray, samples: list[HostArray]) -> Hos
         return None
     beyond = np.abs(plain) + SAFETY * Samples(plain, samples).spread() >= limit
     return beyond if beyond.any() else None
+
+
+def _reads_beyond(op: DeformConv, limit: float, operands: list[HostArray]) -> HostArray:
+    """Tell for each result of a deformable convolution if it reads a number that exceeds a limit.
+
+    A number is read between pixels and multiplied by the mask. Kernels round it to the type of the image, where it may
+    be an infinity. Filters that each pass on one number of a window show all that is read.
+    """
+    x, w, offset, *mask = operands
+    elements = math.prod(w.shape[1:])
+    each = np.tile(np.eye(elements).reshape(elements, *w.shape[1:]), (op.groups, 1, 1, 1))
+    (read,) = op.reference(np, np.abs(x), each, offset, *map(np.abs, mask))
+    batch, _, *windows = read.shape
+    beyond = ((read >= limit) & np.isfinite(read)).reshape(batch, op.groups, elements, *windows).any(axis=2)
+    return np.repeat(beyond, len(w) // op.groups, axis=1)

@@ -458,6 +458,22 @@ def test_zero_times_what_may_overflow_is_unchecked() -> None:
         compare({"y": np.array([0.0, 1000.0, np.nan], np.float16)}, [allowed(graph, feeds, execution())], "a GPU")
 
 
+@pytest.mark.parametrize("dtype", [DType.F16, DType.F32])
+def test_what_a_window_reads_beyond_its_type_is_unchecked(dtype: DType) -> None:
+    """A kernel rounds 300 * 220 to f16, and multiplies it by a filter of 0. Other groups and windows are checked."""
+    body = (
+        "%w = constant [0.0, 0.0, 0.0] : T[3,1,1,1]\n%o = constant [0.0, 0.0, 0.0, 0.0] : T[1,2,1,2]\n"
+        "%y = deform_conv(%x, %w, %o, %m) {strides=[1, 1], pads=[0, 0, 0, 0], dilations=[1, 1], groups=3, "
+        "offset_groups=1}\nreturn %y"
+    )
+    graph = graph_of(body.replace("T[", f"{dtype.value}["), f"%x: {dtype.value}[1,3,1,2], %m: {dtype.value}[1,1,1,2]")
+    image = np.array([[1, 300], [290, 1], [1, 290]], dtype.numpy).reshape(1, 3, 1, 2)
+    feeds = {"x": image, "m": np.array([220, 220], dtype.numpy).reshape(1, 1, 1, 2)}
+    unchecked = np.isinf(allowed(graph, feeds, execution())["y"].bound).reshape(3, 2).tolist()
+    assert unchecked == [[False, dtype is DType.F16], [False, False], [False, False]]
+    assert not np.isinf(allowed(graph, feeds, meaning())["y"].bound).any()
+
+
 def test_infinite_gradient_times_a_vanished_slope_is_unchecked() -> None:
     graph = graph_of("  %y = gelu_backward(%d, %x)\n  return %y", "%d: f32[3], %x: f32[3]")
     feeds = {"d": np.array([np.inf, np.inf, 1.0], np.float32), "x": np.array([-23.8, 0.5, -23.8], np.float32)}
