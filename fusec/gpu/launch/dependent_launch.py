@@ -6,12 +6,18 @@ Such a kernel itself waits before it reads results of that launch. The driver is
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
 import cupy
+import numpy as np
 
+from fusec.ir import Array
+
+Size = tuple[int, int, int]  # of a launch: blocks, threads of a block, and bytes of dynamic shared memory of a block
+
+PreparedLaunch = Callable[[Mapping[int, Array] | None], None]
 PROGRAMMATIC = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 CAPTURED = 1  # CU_STREAM_CAPTURE_STATUS_ACTIVE
 
@@ -83,26 +89,73 @@ class DependentFunction:
 
     def __init__(self, function: Any, launch: Any):
         self._function, self._launch = function, launch
-        self._attributes = (Attribute * 1)()
-        self._attributes[0].name, self._attributes[0].value = PROGRAMMATIC, 1
 
     def __call__(self, grid: tuple[int], block: tuple[int], arguments: Sequence[Any], *, shared_mem: int = 0) -> None:
         """Launch the function on the current stream."""
-        stream = cupy.cuda.get_current_stream().ptr
-        config = Config((grid[0], 1, 1), (block[0], 1, 1), shared_mem, stream)
-        if dependencies(stream) > 1 or not self._is_launched(config, arguments):
-            self._function(grid, block, arguments, shared_mem=shared_mem)
+        self.prepared((grid[0], block[0], shared_mem), tuple(arguments))()
 
-    def _is_launched(self, config: Config, arguments: Sequence[Any]) -> bool:
-        """Launch the function early; False if the driver refuses that."""
-        held = [_passed(argument) for argument in arguments]
-        places = (ctypes.c_void_p * len(held))(*map(ctypes.addressof, held))
-        config.attributes, config.count = ctypes.addressof(self._attributes), 1
-        return not self._launch(ctypes.byref(config), ctypes.c_void_p(self._function.kernel.ptr), places, None)
+    def prepared(self, size: Size, arguments: tuple[Any, ...]) -> DependentLaunch:
+        """Return a launch of the function over arguments."""
+        return DependentLaunch(self._function, self._launch, size, arguments)
+
+
+class DependentLaunch:
+    """Launch of a function, whose arguments are laid out for the driver once.
+
+    To lay them out takes a microsecond for each argument, and a concat may have hundreds.
+    """
+
+    def __init__(self, function: Any, launch: Any, size: Size, arguments: tuple[Any, ...]):
+        self._function, self._launch, self._size, self._arguments = function, launch, size, arguments
+        self._attributes = (Attribute * 1)()
+        self._attributes[0].name, self._attributes[0].value = PROGRAMMATIC, 1
+        grid, block, shared_bytes = size
+        where = ctypes.addressof(self._attributes)
+        self._config = Config((grid, 1, 1), (block, 1, 1), shared_bytes, None, where, 1)
+        self._passed = [*map(_passed, arguments)]
+        self._places = _places(self._passed)
+
+    def __call__(self, instead: Mapping[int, Array] | None = None) -> None:
+        """Launch the function on the current stream. instead: arrays to use in place of others, by their addresses."""
+        self._config.stream = stream = cupy.cuda.get_current_stream().ptr
+        arguments, passed, places = self._arguments, self._passed, self._places
+        if instead:
+            arguments = _replaced(arguments, instead)
+            pairs = zip(self._passed, self._arguments, arguments, strict=True)
+            passed = [known if new is old else _passed(new) for known, old, new in pairs]
+            places = _places(passed)
+        config, kernel = ctypes.byref(self._config), ctypes.c_void_p(self._function.kernel.ptr)
+        if dependencies(stream) > 1 or self._launch(config, kernel, places, None):
+            grid, block, shared_bytes = self._size
+            self._function((grid,), (block,), arguments, shared_mem=shared_bytes)
+
+
+def prepared(function: Any, size: Size, arguments: tuple[Any, ...]) -> PreparedLaunch:
+    """Return a function that launches a function of a module over arguments on the current stream.
+
+    It takes arrays to use in place of others, by their addresses.
+    """
+    if isinstance(function, DependentFunction):
+        return function.prepared(size, arguments)
+    grid, block, shared_bytes = size
+
+    def launch(instead: Mapping[int, Array] | None = None) -> None:
+        given = _replaced(arguments, instead) if instead else arguments
+        function((grid,), (block,), given, shared_mem=shared_bytes)
+
+    return launch
+
+
+def _replaced(arguments: tuple[Any, ...], instead: Mapping[int, Array]) -> tuple[Any, ...]:
+    return tuple(a if isinstance(a, np.generic) else instead.get(a.data.ptr, a) for a in arguments)
+
+
+def _places(passed: Sequence[Any]) -> Any:
+    return (ctypes.c_void_p * len(passed))(*map(ctypes.addressof, passed))
 
 
 def _passed(argument: Any) -> ctypes.c_uint32 | ctypes.c_uint64:
     """Return the address of an array, or a number, as a launch argument."""
-    if isinstance(argument, cupy.ndarray):
-        return ctypes.c_uint64(argument.data.ptr)
-    return (ctypes.c_uint32 if argument.itemsize == 4 else ctypes.c_uint64)(int(argument))
+    if isinstance(argument, np.generic):
+        return (ctypes.c_uint32 if argument.itemsize == 4 else ctypes.c_uint64)(int(argument))
+    return ctypes.c_uint64(argument.data.ptr)

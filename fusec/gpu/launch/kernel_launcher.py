@@ -19,7 +19,7 @@ import numpy as np
 from fusec.gpu.kernels.codegen.kernel import Kernel, Launch, variants_of
 from fusec.gpu.launch.cubin_function import CubinFunction
 from fusec.gpu.launch.cubins import Cubins, most_compilers, source_of
-from fusec.gpu.launch.dependent_launch import DependentFunction, driver
+from fusec.gpu.launch.dependent_launch import DependentFunction, PreparedLaunch, driver, prepared
 from fusec.gpu.launch.device_constants import DeviceConstants
 from fusec.gpu.measure.random_inputs import RandomInputs, kernels_apart
 from fusec.gpu.measure.tolerance import TOLERANCE
@@ -195,7 +195,7 @@ class Launcher:
         self.compile([kernel])
         if kernel.scratch_bytes and (self._scratch is None or self._scratch.size < kernel.scratch_bytes):
             self._scratch = cupy.empty(kernel.scratch_bytes, cupy.uint8)
-        calls: list[tuple[Any, tuple[int], tuple[int], int, tuple[Array, ...], tuple[Any, ...]]] = []
+        calls: list[PreparedLaunch] = []
         for launch in kernel.launches:
             buffers: list[Array] = []
             for argument in launch.arguments:
@@ -206,15 +206,13 @@ class Launcher:
                     buffers.append(self._scratch)
                 else:
                     buffers.append(memory(argument.value, argument.type))
-            function = self._functions[launch.entry]
-            numbers = tuple(NUMBERS[c_type](value) for c_type, value in launch.numbers)
-            calls.append((function, (launch.grid,), (launch.block,), launch.resident_bytes, tuple(buffers), numbers))
+            numbers = (NUMBERS[c_type](value) for c_type, value in launch.numbers)
+            size = (launch.grid, launch.block, launch.resident_bytes)
+            calls.append(prepared(self._functions[launch.entry], size, (*buffers, *numbers)))
 
         def run(instead: Mapping[int, Array] | None = None) -> None:
-            for function, grid, block, resident_bytes, arguments, numbers in calls:
-                if instead:
-                    arguments = tuple(instead.get(array.data.ptr, array) for array in arguments)
-                function(grid, block, (*arguments, *numbers), shared_mem=resident_bytes)
+            for call in calls:
+                call(instead)
 
         return run
 

@@ -66,6 +66,35 @@ def test_what_cannot_begin_early_is_launched_plainly(
     assert plain == ([((3,), (64,), (np.uint32(9),), {"shared_mem": 16})] if error or not asked else [])
 
 
+def test_arrays_of_a_prepared_launch_are_replaced_for_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Numbers and other arrays stay, and so do all arguments of the next call."""
+
+    class Array:
+        def __init__(self, address: int):
+            self.data = type("Data", (), {"ptr": address})
+
+    class Function:
+        kernel = type("Kernel", (), {"ptr": 7})
+
+        def __call__(self, grid: Any, block: Any, arguments: Any, shared_mem: int) -> None:
+            passed.append([a if isinstance(a, np.generic) else a.data.ptr for a in arguments])
+
+    def launched(config: Any, function: Any, places: Any, nothing: None) -> int:
+        types = (ctypes.c_uint64, ctypes.c_uint64, ctypes.c_uint32)
+        passed.append([kind.from_address(at).value for kind, at in zip(types, places, strict=True)])
+        return refused
+
+    passed: list[list[Any]] = []
+    monkeypatch.setattr(cupy.cuda, "get_current_stream", lambda: type("Stream", (), {"ptr": 5}))
+    monkeypatch.setattr(dependent_launch, "dependencies", lambda stream: 1)
+    for refused in (0, 801):
+        passed.clear()
+        launch = DependentFunction(Function(), launched).prepared((3, 64, 16), (Array(1), Array(2), np.uint32(1)))
+        for instead in ({1: Array(8)}, None):
+            launch(instead)
+        assert passed == [[8, 2, 1]] * (2 if refused else 1) + [[1, 2, 1]] * (2 if refused else 1)
+
+
 @pytest.mark.parametrize(("status", "count", "told"), [(0, 3, 0), (1, 1, 1), (1, 2, 2), (2, 1, 0)])
 def test_what_the_next_launch_waits_for(status: int, count: int, told: int, monkeypatch: pytest.MonkeyPatch) -> None:
     def info(stream: Any, *places: Any) -> int:
