@@ -213,6 +213,8 @@ def section() -> str:
             "table is in `tests/gpu/edges/documented.py`. Each op is tested by `pytest -m gpu` with",
             "`tests/gpu/edges/test_edge_values.py`. Sums are added in different orders. If a part of a sum overflows,",
             "the result may be an infinity or NaN in one of them, and a number in another.",
+            "In 16 bits, the kernel of `deform_conv` rounds what a window reads, times the mask, before it multiplies",
+            "it by the filters. Beyond the largest number of the type that is an infinity, and the result may be NaN.",
             "",
             "| who | what | why |",
             "|---|---|---|",
