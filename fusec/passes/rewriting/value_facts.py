@@ -23,7 +23,10 @@ def small_constant(value: Value) -> Array | None:
 def all_equal(value: Value, number: float) -> bool:
     """Tell if a small constant holds that number everywhere."""
     array = small_constant(value)
-    return array is not None and bool((array == number).all())
+    if array is None or not array.size:
+        return array is not None
+    # The first element tells for most constants. A comparison of all waits for Python's lock while weights are read.
+    return bool(array.flat[0] == number) and bool((array == number).all())
 
 
 def is_pointwise(value: Value) -> bool:
