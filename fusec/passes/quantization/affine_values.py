@@ -43,8 +43,10 @@ class Factors:
         """Multiply by factors along the same axis, or by one number."""
         return Factors(self.vector * other.vector, other.axis if self.axis is None else self.axis)
 
-    def minus(self, other: Factors) -> Factors:
-        """Subtract factors along the same axis, or one number."""
+    def minus(self, other: Factors) -> Factors | None:
+        """Subtract factors along the same axis, or one number; None if the difference varies along two axes."""
+        if None not in (self.axis, other.axis) and self.axis != other.axis:
+            return None
         return Factors(self.vector - other.vector, other.axis if self.axis is None else self.axis)
 
     def equals(self, other: Factors) -> bool:
@@ -106,7 +108,10 @@ def dequantised(value: Value, types: Sequence[DType] = BYTES) -> Dequantised | N
         return None
     inner, scale = scaled
     while (shifted := _shifted(inner)) is not None:
-        inner, zero = shifted[0], zero.minus(shifted[1])
+        inner, less = shifted[0], zero.minus(shifted[1])
+        if less is None:
+            return None
+        zero = less
     node = inner.node
     if node is None or not isinstance(node.op, Cast) or node.operands[0].type.dtype not in types:
         return None
@@ -125,7 +130,10 @@ def quantised(node: Node, types: Sequence[DType] = BYTES) -> Quantised | None:
         return None
     limits, zero, at = clip.op.attributes, NONE, clip.operands[0]
     while (shifted := _shifted(at)) is not None:
-        at, zero = shifted[0], zero.minus(Factors(-shifted[1].vector, shifted[1].axis))
+        at, more = shifted[0], zero.minus(Factors(-shifted[1].vector, shifted[1].axis))
+        if more is None:
+            return None
+        zero = more
     if at.node is None or at.node.op.name != "round":
         return None
     (scaled,) = at.node.operands

@@ -116,9 +116,10 @@ def _undefined_cast(op: Cast, operands: list[Samples]) -> HostArray | None:
     (value,) = operands
     if value.plain.dtype.kind in "iu" and op.to.is_float and not value.exact:
         return value.spread() > 0
-    if not op.to.is_int or value.plain.dtype.kind != "f":
+    own = DType.of(value.plain.dtype)
+    if not op.to.is_int or not (own.is_float or (own.is_narrow and not own.is_narrow_int)):
         return None
-    info, x = np.iinfo(op.to.numpy), np.trunc(value.plain)
+    info, x = np.iinfo(op.to.numpy), np.trunc(value.plain.astype(np.float64))
     return ~((x >= float(info.min)) & (x <= float(info.max)))  # NaN too
 
 

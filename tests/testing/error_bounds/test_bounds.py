@@ -303,6 +303,15 @@ def test_undefined_casts_are_unchecked() -> None:
     assert np.isinf(right["y"].bound).tolist() == [False, False, True, True, True]
 
 
+def test_casts_of_short_floats_to_what_cannot_hold_them_are_unchecked() -> None:
+    graph = graph_of("%y = cast(%x) {to=u32} : u32[3]\nreturn %y", "%x: f4e2m1[3]")
+    right = allowed(graph, {"x": np.array([1.5, -0.5, -2]).astype(DType.F4E2M1.numpy)}, execution())
+    assert np.isinf(right["y"].bound).tolist() == [False, False, True]
+    graph = graph_of("%y = cast(%x) {to=u32} : u32[1]\nreturn %y", "%x: i4[1]")
+    right = allowed(graph, {"x": np.array([-2]).astype(DType.I4.numpy)}, execution())
+    assert not right["y"].bound.any(), "an integer wraps around"
+
+
 def test_overflow_of_the_dtype_is_unchecked() -> None:
     graph = graph_of("%v = mul(%x, %x) : f16[3]\n%y = relu(%v) : f16[3]\nreturn %y", "%x: f16[3]")
     right = allowed(graph, {"x": np.array([255, 256, 300], np.float16)}, execution())
