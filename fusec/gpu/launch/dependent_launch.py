@@ -16,8 +16,8 @@ import numpy as np
 from fusec.ir import Array
 
 Size = tuple[int, int, int]  # of a launch: blocks, threads of a block, and bytes of dynamic shared memory of a block
+PreparedLaunch = Callable[[Mapping[int, Array] | None], None]  # takes arrays to use in place of others, by address
 
-PreparedLaunch = Callable[[Mapping[int, Array] | None], None]
 PROGRAMMATIC = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 CAPTURED = 1  # CU_STREAM_CAPTURE_STATUS_ACTIVE
 
@@ -100,10 +100,7 @@ class DependentFunction:
 
 
 class DependentLaunch:
-    """Launch of a function, whose arguments are laid out for the driver once.
-
-    To lay them out takes a microsecond for each argument, and a concat may have hundreds.
-    """
+    """Launch of a function, whose arguments are laid out for the driver once, because a concat may have hundreds."""
 
     def __init__(self, function: Any, launch: Any, size: Size, arguments: tuple[Any, ...]):
         self._function, self._launch, self._size, self._arguments = function, launch, size, arguments
@@ -131,10 +128,7 @@ class DependentLaunch:
 
 
 def prepared(function: Any, size: Size, arguments: tuple[Any, ...]) -> PreparedLaunch:
-    """Return a function that launches a function of a module over arguments on the current stream.
-
-    It takes arrays to use in place of others, by their addresses.
-    """
+    """Return a call that launches a function of a module over arguments, on the stream that is current then."""
     if isinstance(function, DependentFunction):
         return function.prepared(size, arguments)
     grid, block, shared_bytes = size

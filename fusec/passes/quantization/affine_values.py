@@ -43,17 +43,14 @@ class Factors:
         """Multiply by factors along the same axis, or by one number."""
         return Factors(self.vector * other.vector, other.axis if self.axis is None else self.axis)
 
-    def minus(self, other: Factors) -> Factors | None:
-        """Subtract factors along the same axis, or one number; None if the difference varies along two axes."""
+    def plus(self, other: Factors) -> Factors | None:
+        """Add factors along the same axis, or one number; None if the sum varies along two axes."""
         if None not in (self.axis, other.axis) and self.axis != other.axis:
             return None
-        return Factors(self.vector - other.vector, other.axis if self.axis is None else self.axis)
+        return Factors(self.vector + other.vector, other.axis if self.axis is None else self.axis)
 
     def equals(self, other: Factors) -> bool:
         return self.axis == other.axis and np.array_equal(self.vector, other.vector)
-
-
-NONE = Factors(np.zeros(1))
 
 
 @dataclass(frozen=True)
@@ -103,15 +100,12 @@ def factors(value: Value, shape: tuple[int, ...]) -> Factors | None:
 
 def dequantised(value: Value, types: Sequence[DType] = BYTES) -> Dequantised | None:
     """Return numbers of these types, scale and zero point of an fp32 value; None if it is not spelled so."""
-    zero = NONE
     if value.type.dtype is not DType.F32 or (scaled := _with_constant(value, "mul")) is None:
         return None
-    inner, scale = scaled
-    while (shifted := _shifted(inner)) is not None:
-        inner, less = shifted[0], zero.minus(shifted[1])
-        if less is None:
-            return None
-        zero = less
+    scale = scaled[1]
+    if (shifted := _shifted(scaled[0])) is None:
+        return None
+    inner, zero = shifted[0], Factors(0.0 - shifted[1].vector, shifted[1].axis)
     node = inner.node
     if node is None or not isinstance(node.op, Cast) or node.operands[0].type.dtype not in types:
         return None
@@ -128,12 +122,10 @@ def quantised(node: Node, types: Sequence[DType] = BYTES) -> Quantised | None:
     clip = node.operands[0].node
     if clip is None or clip.op.name != "clip" or node.operands[0].type.dtype is not DType.F32:
         return None
-    limits, zero, at = clip.op.attributes, NONE, clip.operands[0]
-    while (shifted := _shifted(at)) is not None:
-        at, more = shifted[0], zero.minus(Factors(-shifted[1].vector, shifted[1].axis))
-        if more is None:
-            return None
-        zero = more
+    limits = clip.op.attributes
+    if (shifted := _shifted(clip.operands[0])) is None:
+        return None
+    at, zero = shifted
     if at.node is None or at.node.op.name != "round":
         return None
     (scaled,) = at.node.operands
@@ -150,11 +142,21 @@ def quantised(node: Node, types: Sequence[DType] = BYTES) -> Quantised | None:
 
 
 def _shifted(value: Value) -> tuple[Value, Factors] | None:
-    """Return the operand to which a constant is added, and the constant; it is negative where it is subtracted."""
-    found = _with_constant(value, "add")
-    if found is None and (less := _with_constant(value, "sub")) is not None:
-        found = less[0], Factors(-less[1].vector, less[1].axis)
-    return found
+    """Return the operand to which constants are added, and their sum; None if the sum varies along two axes.
+
+    A constant that is subtracted is negative in the sum.
+    """
+    total = Factors(np.zeros(1))
+    while True:
+        if (found := _with_constant(value, "add")) is not None:
+            value, more = found
+        elif (found := _with_constant(value, "sub")) is not None:
+            value, more = found[0], Factors(-found[1].vector, found[1].axis)
+        else:
+            return value, total
+        if (joined := total.plus(more)) is None:
+            return None
+        total = joined
 
 
 def _with_constant(value: Value, name: str) -> tuple[Value, Factors] | None:
