@@ -54,6 +54,37 @@ def test_engine_8_and_what_does_not_depend_on_the_convolution(what: str) -> None
     assert wrong_plan(found, 7, {12: 21}) is None
 
 
+GRADIENTS = {
+    "at the convolution's result": (graph(CONV, ("swish_backward", (5, 3), 4), stored=(4,)), True),
+    "at a value computed from it": (
+        graph(CONV, ("add", (3, 6), 7), ("relu_backward", (5, 7), 8), ("mul", (8, 6), 4), stored=(4,)),
+        True,
+    ),
+    "of the convolution's result": (graph(CONV, ("swish_backward", (3, 5), 4), stored=(4,)), False),
+    "of a value computed from it, at the result": (
+        graph(CONV, ("mul", (3, 5), 6), ("swish_backward", (6, 3), 4), stored=(4,)),
+        False,
+    ),
+    "of a sigmoid, at another value": (graph(CONV, ("sigmoid_backward", (3, 5), 4), stored=(4,)), True),
+    "before the convolution": (graph(("swish_backward", (5, 1), 6), ("conv", (6, 2), 3), stored=(3,)), False),
+}
+
+
+@pytest.mark.parametrize("what", GRADIENTS)
+def test_engine_8_and_the_gradient_of_an_activation(what: str) -> None:
+    found, wrong = GRADIENTS[what]
+    reason = wrong_plan(found, 8, {})
+    assert (reason is not None) == wrong
+    assert reason is None or "gradient" in reason
+    assert wrong_plan(found, 7, {12: 21}) is None
+
+
+def test_engine_8_and_a_gradient_at_the_result_of_a_transposed_convolution() -> None:
+    forward = graph(CONV, ("relu_backward", (5, 3), 4), stored=(4,))
+    transposed = replace(forward, calls=(replace(forward.calls[0], op="conv_dgrad"), forward.calls[1]))
+    assert "gradient of an activation" in str(wrong_plan(transposed, 8, {}))
+
+
 def test_engine_52_wants_one_result_and_an_image_stored_channels_last() -> None:
     plain = graph(CONV, ("relu", (3,), 4), stored=(4,))
     assert wrong_plan(plain, 52, {}) is None

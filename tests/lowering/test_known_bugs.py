@@ -619,16 +619,6 @@ def test_engine_20_sums_filter_gradients_in_16_bits() -> None:
     assert wrong_plan(wide, 20, {}) is None
 
 
-def test_engine_8_wants_no_gradient_of_sigmoid() -> None:
-    y = (2, 8, 4, 4)
-    tensors = (tensor(1, y), tensor(2, (8, 8, 1, 1)), tensor(3, y, virtual=True), tensor(4, y), tensor(5, y))
-    conv = CudnnCall("conv_fprop", (1, 2), (3,), "", WINDOW)
-    for mode in ("sigmoid_backward", "relu_backward"):
-        graph = CudnnGraph(tensors, (conv, CudnnCall("pointwise", (4, 3), (5,), mode)))
-        assert (wrong_plan(graph, 8, {}) is not None) == (mode == "sigmoid_backward")
-        assert wrong_plan(graph, 0, {}) is None
-
-
 def test_engine_8_wants_operands_stored_as_its_result() -> None:
     y = (2, 8, 4, 4)
     tensors = (tensor(1, y), tensor(2, (8, 8, 1, 1)), tensor(3, y, virtual=True), tensor(4, y), tensor(5, y))

@@ -48,6 +48,15 @@ class PlanFacts:
         image, loss, filters = (self.graph.tensor(uid) for uid in (*call.inputs, *call.outputs))
         return image, loss, filters
 
+    @cached_property
+    def computed_from_product(self) -> set[int]:
+        """Uids of the results of convolutions, and of all that is computed from them."""
+        found = set[int]()
+        for call in self.graph.calls:
+            if call.op in CONVOLUTIONS or not found.isdisjoint(call.inputs):
+                found.update(call.outputs)
+        return found
+
     @property
     def copies_nothing(self) -> bool:
         return self.knobs.get(_VARIANT_KNOB) in _NO_COPY
@@ -127,10 +136,7 @@ def _has_independent_op(plan: PlanFacts) -> bool:
         return False
     calls = plan.graph.calls
     product = next(c for c in calls if c.op in CONVOLUTIONS)
-    after, before = set(product.outputs), set(product.inputs)
-    for call in calls:
-        if not after.isdisjoint(call.inputs):
-            after.update(call.outputs)
+    after, before = plan.computed_from_product, set(product.inputs)
     for call in reversed(calls):
         if not before.isdisjoint(call.outputs):
             before.update(call.inputs)
@@ -139,6 +145,16 @@ def _has_independent_op(plan: PlanFacts) -> bool:
 
 def _has_sigmoid_gradient(plan: PlanFacts) -> bool:
     return plan.convolution is not None and any(c.mode == "sigmoid_backward" for c in plan.graph.calls)
+
+
+def _has_gradient_at_product(plan: PlanFacts) -> bool:
+    """Tell if an activation's gradient is taken at a value from the convolution, of a loss that is not from it.
+
+    Engine 8 gives NaN or wrong numbers then, for each activation that has a gradient (H200, cuDNN 9.19).
+    """
+    from_product = plan.computed_from_product
+    gradients = (c.inputs for c in plan.graph.calls if c.op == "pointwise" and c.mode.endswith("_backward"))
+    return any(loss not in from_product and at in from_product for loss, at in gradients)
 
 
 def _has_operand_with_other_strides(plan: PlanFacts) -> bool:
@@ -284,6 +300,9 @@ RULES: tuple[PlanRule, ...] = (
     PlanRule((26, 29), _is_fp32_convolution, "engine {engine} rounds the addends of an fp32 convolution to tf32"),
     PlanRule((8,), _stores_bytes_next_to_another_result, "engine 8 with a result of 8 bits rounds the other one, too"),
     PlanRule((8,), _has_sigmoid_gradient, "engine 8 makes NaN of a sigmoid's gradient"),
+    PlanRule(
+        (8,), _has_gradient_at_product, "engine 8 with the gradient of an activation at a result of the convolution"
+    ),
     PlanRule(
         (8,), _has_operand_with_other_strides, "engine 8 reads an epilogue's operand by the strides of its result"
     ),

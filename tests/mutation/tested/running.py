@@ -646,6 +646,15 @@ RUNNING: tuple[Mutant, ...] = (
         "lowering/test_known_bad_plans.py",
     ),
     _m(
+        "hazard_gradient",
+        "hazards",
+        "lowering/known_bugs/plan_rules.py",
+        "loss not in from_product and at in from_product",
+        "loss in from_product and at in from_product",
+        "engine 8 takes a gradient at the result of a convolution",
+        "lowering/test_known_bad_plans.py",
+    ),
+    _m(
         "hazard_engine_52",
         "hazards",
         "lowering/known_bugs/plan_rules.py",
