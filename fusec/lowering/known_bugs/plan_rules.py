@@ -150,7 +150,7 @@ def _has_sigmoid_gradient(plan: PlanFacts) -> bool:
 def _has_gradient_at_product(plan: PlanFacts) -> bool:
     """Tell if an activation's gradient is taken at a value from the convolution, of a loss that is not from it.
 
-    Engine 8 gives NaN or wrong numbers then, for each activation that has a gradient (H200, cuDNN 9.19).
+    Engine 8 gives NaN or wrong numbers then: relu, sigmoid, gelu, swish and softplus (H200, cuDNN 9.19).
     """
     from_product = plan.computed_from_product
     gradients = (c.inputs for c in plan.graph.calls if c.op == "pointwise" and c.mode.endswith("_backward"))
