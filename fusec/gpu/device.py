@@ -6,7 +6,7 @@ import ctypes
 import functools
 import os
 import threading
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 
 from fusec.errors import TargetError
@@ -86,15 +86,16 @@ def is_present(target: Target) -> bool:
 
 
 @contextmanager
-def woken(target: str) -> Generator[None]:
+def woken(target: str, also: Callable[[], None] | None = None) -> Generator[None]:
     """Initialise the GPU during the body and after it, because that takes some tenths of a second.
 
     It is detected when the body has ended. Its context may come later; who needs it waits in the driver.
 
     target: `auto`, or a name; a GPU of another target is not initialised
+    also: is called in another thread if the GPU is initialised; the process waits for it before it ends
     """
     detected = threading.Event()
-    thread = threading.Thread(target=_wake, args=(target, detected), name="fusec-init-gpu", daemon=True)
+    thread = threading.Thread(target=_wake, args=(target, detected, also), name="fusec-init-gpu", daemon=True)
     thread.start()
     try:
         yield
@@ -104,10 +105,12 @@ def woken(target: str) -> Generator[None]:
     detected.wait()
 
 
-def _wake(target: str, detected: threading.Event) -> None:
+def _wake(target: str, detected: threading.Event, also: Callable[[], None] | None) -> None:
     try:
         with suppress(TargetError):  # the caller loads the target again, and reports the error
             is_wanted = _first_gpu() is not None and (target == "auto" or is_present(load(target)))
+            if is_wanted and also is not None:
+                threading.Thread(target=also, name="fusec-init-also").start()
             detected.set()
             if is_wanted:
                 with _CONTEXT:

@@ -102,7 +102,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:
 def joined() -> None:
     """Wait for the threads that start the GPU."""
     for thread in threading.enumerate():
-        if thread.name == "fusec-init-gpu":
+        if thread.name.startswith("fusec-init-"):
             thread.join()
 
 
@@ -128,6 +128,16 @@ def test_the_gpu_starts_during_planning_if_it_is_the_target(driver: Driver, targ
     joined()
     assert driver.held == held, "once for all"
     assert device.device_name() == "NVIDIA H200"
+
+
+@pytest.mark.parametrize(("target", "called"), [("auto", ["also"]), ("h200", ["also"]), ("t4", []), ("h300", [])])
+def test_other_work_starts_with_the_gpu_if_it_is_the_target(driver: Driver, target: str, called: list[str]) -> None:
+    done: list[str] = []
+    driver.ready.set()
+    with device.woken(target, lambda: done.append("also")):
+        pass
+    joined()
+    assert done == called
 
 
 def test_a_failure_of_the_start_is_reported(driver: Driver) -> None:

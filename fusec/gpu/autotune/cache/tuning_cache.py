@@ -15,6 +15,7 @@ from fusec.errors import ExecutionError
 from fusec.gpu.autotune.cache.code_digest import candidate_code_digest
 from fusec.gpu.autotune.cache.tuning_environment import TuningEnvironment
 from fusec.gpu.autotune.ranked_plans import RankedPlans, RevivingPlanBench
+from fusec.gpu.cudnn import load_engines
 from fusec.gpu.measure.tolerance import TOLERANCE
 from fusec.lowering.cudnn_graph import CudnnGraph
 from fusec.lowering.known_bugs import wrong_plan
@@ -54,6 +55,7 @@ class TuningCache:
         self._suggested = known.plans
         self._known_kernels = known.kernels
         self._read: dict[PlanKey, Entry] = {}  # what `quarantine_known_wrong` read, each for one use
+        self._recorded = set[int]()  # engines of which a plan is recorded
         self._quarantined: dict[str, list[tuple[int, Knobs, str]]] = {}  # by graph, because each plan is looked up
 
     @property
@@ -154,6 +156,17 @@ class TuningCache:
         known = self.plan_store.get(at)
         if known is None or known.choice != choice:
             self._put({at: Entry(choice)})
+
+    def record_engines(self, chosen: Mapping[str, Choice]) -> None:
+        """Record a stored plan of each engine that runs a graph, by key; the next process loads these engines early."""
+        found = {choice.engine: (graph, choice) for graph, choice in chosen.items() if choice.engine != BLAS}
+        if not found.keys() <= self._recorded:
+            self._recorded |= found.keys()
+            keys = {
+                engine: (self.environment.key(graph, self.level), self._key_by_name(graph, choice))
+                for engine, (graph, choice) in found.items()
+            }
+            load_engines.record(self.plan_store, keys)
 
     def product(self, graph: str) -> Choice | None:
         """Return the stored algorithm of a product that cuDNN refuses, by key of its graph. All levels share it."""

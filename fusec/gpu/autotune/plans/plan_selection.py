@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -162,8 +162,12 @@ class PlanSelector:
 
     @spent_on("plans are stored")
     def store(self, graphs: Iterable[CudnnGraph], footprint_bytes: int) -> None:
-        """Store the plans of these graphs that were built, serialized."""
-        built = [graph for graph in graphs if not self.ranked[graph.key].revived]
+        """Store the plans of these graphs that were built, serialized, and record a plan of each engine."""
+        graphs = list(graphs)
+        self._store_built([graph for graph in graphs if not self.ranked[graph.key].revived], footprint_bytes)
+        self.cache.record_engines({graph.key: self.ranked[graph.key].plans[0][0] for graph in graphs})
+
+    def _store_built(self, built: Sequence[CudnnGraph], footprint_bytes: int) -> None:
         if not built:
             return
         with out_of_memory("storing plans"), self.context.stream:

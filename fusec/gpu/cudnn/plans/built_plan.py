@@ -12,10 +12,9 @@ import cupy
 import numpy as np
 
 from fusec.errors import ExecutionError
+from fusec.gpu.cudnn.plans.backend_plan import READS_WITHOUT_HANDLE
 from fusec.gpu.cudnn.plans.error_messages import reason_of
 from fusec.gpu.cudnn.plans.plan_list import DECLINED
-
-READS_WITHOUT_HANDLE = 91100  # the first version of cuDNN whose frontend's tests read serialized plans without a handle
 
 
 @dataclass(frozen=True, eq=False)
