@@ -25,6 +25,8 @@ from fusec import lockfile
 from fusec.errors import CheckError
 from fusec.execution.compilation import Compiled
 from fusec.gpu.autotune.cache.tuning_cache import KnownChoices
+from fusec.gpu.cudnn import load_engines
+from fusec.gpu.cudnn.load_engines import recorded
 from fusec.ir import Graph
 from fusec.lockfile import changes
 from fusec.passes.base import Options
@@ -73,6 +75,19 @@ def test_the_next_process_revives_the_chosen_plan(machine: Machine, tmp_path: Pa
     assert set(machine.revived) == chosen
     check(again, 0)
     check(again, 1)
+
+
+def test_a_plan_of_each_engine_is_recorded_for_the_next_process(machine: Machine, tmp_path: Path) -> None:
+    chosen = engines(build(tmp_path))
+    store = PlanStore(tmp_path)
+    found = recorded(store, "", "GPU")
+    assert set(found) == chosen
+    for engine, key in found.items():
+        entry = store.get(key)
+        assert entry is not None and entry.blob and entry.choice.engine == engine
+    store.put_choice(load_engines._key("", "GPU"), {})
+    build(tmp_path)
+    assert recorded(store, "", "GPU") == found, "of plans that were read, too"
 
 
 def test_a_damaged_blob_is_dropped_and_written_again(machine: Machine, tmp_path: Path) -> None:
