@@ -143,10 +143,6 @@ def _has_independent_op(plan: PlanFacts) -> bool:
     return any((after | before).isdisjoint(call.outputs) for call in calls)
 
 
-def _has_sigmoid_gradient(plan: PlanFacts) -> bool:
-    return plan.convolution is not None and any(c.mode == "sigmoid_backward" for c in plan.graph.calls)
-
-
 def _has_gradient_at_product(plan: PlanFacts) -> bool:
     """Tell if an activation's gradient is taken at a value from the convolution, of a loss that is not from it.
 
@@ -299,7 +295,6 @@ RULES: tuple[PlanRule, ...] = (
     PlanRule((8,), _has_independent_op, "engine 8 with an epilogue op that does not depend on the convolution"),
     PlanRule((26, 29), _is_fp32_convolution, "engine {engine} rounds the addends of an fp32 convolution to tf32"),
     PlanRule((8,), _stores_bytes_next_to_another_result, "engine 8 with a result of 8 bits rounds the other one, too"),
-    PlanRule((8,), _has_sigmoid_gradient, "engine 8 makes NaN of a sigmoid's gradient"),
     PlanRule(
         (8,), _has_gradient_at_product, "engine 8 with the gradient of an activation at a result of the convolution"
     ),

@@ -7,7 +7,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from gpu.cudnn_graphs import conv
 
@@ -15,10 +14,14 @@ from fusec.gpu.cudnn.legality.oracle import PROBE
 from fusec.gpu.cudnn.plans.backend_plan import backend_json, read_plan
 from fusec.gpu.cudnn.plans.plan_serialization import serialize
 from fusec.gpu.cudnn.without_driver.deviceless import bring_up, cudnn_library
-from fusec.gpu.device import detect
+from fusec.gpu.device import detect, device_name
 from fusec.targets.target import load
 
 H200 = load("h200")
+CONVOLUTION = """graph "g" (%x: f16[1,64,16,16], %w: f16[64,64,3,3]) {
+  %y = conv(%x, %w) {strides=[1,1], pads=[1,1,1,1], dilations=[1,1], groups=1} : f16[1,64,16,16]
+  return %y as "y"
+}"""
 FORMS = {100: b"U\x64", 300: b"I\x01\x2c", 70_000: b"l\x00\x01\x11\x70"}  # types and numbers, as UBJSON has them
 
 
@@ -97,24 +100,17 @@ def test_without_a_gpu_cudnn_refuses_the_plan() -> None:
 
 
 @pytest.mark.gpu
-def test_engines_load_before_the_frontend_reads_plans(
-    rng: np.random.Generator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import cupy
-
+def test_engines_load_before_the_frontend_reads_plans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import fusec
     from fusec.gpu.cudnn.load_engines import load_engines, recorded
     from fusec.plans.plan_cache import PlanStore
 
     monkeypatch.setenv("FUSEC_CACHE", str(tmp_path))
-    here = detect()
-    assert here is not None
+    here, name = detect(), device_name()
+    assert here is not None and name is not None
     assert load_engines(PlanStore()) == []
-    graph = fusec.parse(
-        "graph @g(%x: f16[1,64,16,16], %w: f16[64,64,3,3]) { %y = conv(%x, %w) {pads=[1,1,1,1]} return %y }"
-    )
-    fusec.compile(graph)
-    name = cupy.cuda.runtime.getDeviceProperties(0)["name"].decode()
+    net = fusec.compile(fusec.parse(CONVOLUTION), tune="none")
+    engines = {choice.engine for choice in net.backend.choices().values()}  # type: ignore[union-attr]
     plans = recorded(PlanStore(), here.name, name)
-    assert plans
+    assert engines and set(plans) == engines
     assert load_engines(PlanStore()) == [0] * len(plans)
