@@ -25,9 +25,9 @@ def store(tmp_path: Path) -> PlanStore:
     return PlanStore(tmp_path)
 
 
-def plan(store: PlanStore, name: str, engine: int, size: int = 100, **environment: str) -> PlanKey:
+def plan(store: PlanStore, name: str, engine: int, size: int = 100, like: PlanKey = KEY) -> PlanKey:
     """Store a plan of an engine, whose blob names it."""
-    key = replace(KEY, graph=name, **environment)
+    key = replace(like, graph=name)
     store.put(key, Entry(Choice(engine, ()), name.encode() + bytes(size)))
     return key
 
@@ -50,8 +50,8 @@ def test_the_record_is_bounded_and_of_one_cudnn_and_driver(store: PlanStore) -> 
         record(store, {engine: [plan(store, f"g{engine}", engine)]})
     found = recorded(store, "h200", "NVIDIA H200")
     assert list(found) == list(range(MOST_ENGINES + 2))[:1:-1], "the newest ones"
-    for newer in ({"cudnn": "91901"}, {"driver": "13010", "cudnn": "91901"}):
-        only = plan(store, "newer", 0, **newer)
+    for newer in (replace(KEY, cudnn="91901"), replace(KEY, driver="13010", cudnn="91901")):
+        only = plan(store, "newer", 0, like=newer)
         record(store, {0: [only]})
         assert recorded(store, "h200", "NVIDIA H200") == {0: only}
 
