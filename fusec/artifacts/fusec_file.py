@@ -20,6 +20,7 @@ from fusec.artifacts.members import (
     FORMAT_OF_SHAPES,
     FORMAT_WITHOUT_SOURCES,
     LEFT_OUT,
+    REMARKS,
     SOURCE,
     SOURCE_WEIGHTS,
     SUFFIX,
@@ -78,6 +79,8 @@ def save(
         stored: set[str] = set()
         for number, (source, members) in enumerate(shapes.items()):
             file.add(folder_of(number) + SOURCE, source.encode())
+            if remarks := members[0].source.remarks:
+                file.add(folder_of(number) + REMARKS, json.dumps(remarks).encode())
             for c in members:
                 _save_program(file, c, plans or {}, folder_of(number), stored)
             lock = lockfile.make(members, plans)

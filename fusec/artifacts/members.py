@@ -12,6 +12,7 @@ FORMAT_OF_SHAPES = 2  # with programs for several sets of input shapes
 FORMAT_WITHOUT_SOURCES = 3  # as 1 or 2, without large weights that only the imported model has
 SUFFIX = ".fusec"
 WEIGHTS, SOURCE, SOURCE_WEIGHTS = "weights.safetensors", "source.txt", "source.safetensors"
+REMARKS = "remarks.json"  # only if the imported model has some: `Graph.remarks`
 LEFT_OUT = "source.json"  # only in FORMAT_WITHOUT_SOURCES: type and label of each weight that was left out, by digest
 
 

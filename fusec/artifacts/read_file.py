@@ -7,7 +7,7 @@ engine and knobs are used to build them again.
 from __future__ import annotations
 
 import logging
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
 from pathlib import Path
@@ -21,6 +21,7 @@ from fusec.artifacts.members import (
     FORMAT_OF_SHAPES,
     FORMAT_WITHOUT_SOURCES,
     LEFT_OUT,
+    REMARKS,
     SOURCE,
     SOURCE_WEIGHTS,
     WEIGHTS,
@@ -141,7 +142,8 @@ def _load(file: Reader, target: str, store: PlanStore | None, count: int) -> lis
             folder = folder_of(number)
             member = f"{folder}{target}/graph.txt"
             graph = _graph(path, member, file.text(member), own)
-            source = cache(partial(_graph, path, folder + SOURCE, file.text(folder + SOURCE), late))
+            read_source = partial(_graph, path, folder + SOURCE, file.text(folder + SOURCE), late)
+            source = cache(partial(_remarked, read_source, _remarks(file, folder + REMARKS)))
             member = f"{folder}{target}/program.json"
             data = file.json(member)
             try:
@@ -223,6 +225,20 @@ def _graph(path: Path, member: str, text: str, weights: Mapping[str, Literal]) -
         return parse(text, weights)
     except ModelError as error:
         raise ModelError(f"{path}: {member}: {error}") from error
+
+
+def _remarks(file: Reader, member: str) -> dict[str, str]:
+    """Return the remarks on the imported model, by node. Raises ModelError for another form."""
+    found: Any = file.json(member) if member in file else {}
+    if not isinstance(found, dict) or not all(isinstance(text, str) for text in cast("dict[str, Any]", found).values()):
+        raise ModelError(f"{file.path}: {member}: has another form than fusec writes")
+    return cast("dict[str, str]", found)
+
+
+def _remarked(read: Callable[[], Graph], remarks: Mapping[str, str]) -> Graph:
+    graph = read()
+    graph.remarks.update(remarks)
+    return graph
 
 
 def _with_plans(

@@ -332,6 +332,20 @@ def test_the_imported_model_is_parsed_once_at_its_first_use(path: Path, monkeypa
     assert parsed[1:] == [container.Reader(path).text("source.txt")]
 
 
+def test_remarks_on_the_imported_model_come_back(path: Path) -> None:
+    before = compiled()
+    fusec_file.save(path, [before])
+    assert "remarks.json" not in container.Reader(path)
+    assert fusec_file.load(path, "h200").compiled.source.remarks == {}
+    before.source.remarks["a loop"] = "is unrolled"
+    fusec_file.save(path, [before])
+    assert fusec_file.load(path, "h200").compiled.source.remarks == {"a loop": "is unrolled"}
+    for made_up in (b"[]", b'{"a loop": 1}', b"{"):
+        rewritten(path, "remarks.json", made_up)
+        with pytest.raises(ModelError, match=r"net\.fusec: remarks\.json"):
+            fusec_file.load(path, "h200")
+
+
 def test_an_imported_model_made_up_is_refused_at_its_first_use(path: Path) -> None:
     before = compiled()
     fusec_file.save(path, [before])

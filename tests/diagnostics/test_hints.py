@@ -17,6 +17,7 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 import fusec as library
 from fusec import frontends
+from fusec.compiler import load_file
 from fusec.diagnostics.hints import Hint, hints, launches
 from fusec.errors import ManyLaunchesWarning
 from fusec.execution.compilation import Compiled
@@ -27,6 +28,7 @@ from fusec.passes import PIPELINE
 from fusec.passes.base import Options, run
 from fusec.passes.partition import partition
 from fusec.passes.partition.equivalent_spellings import respell
+from fusec.runtime import Executable
 from fusec.targets.target import load
 from fusec.text import parse
 
@@ -204,6 +206,17 @@ def test_an_unrolled_loop_has_its_reason() -> None:
     (hint,) = (hint for hint in hints(compiled(frontends.load(looping(11)))) if hint.kind == "launches")
     assert "scan (22 launches: its loop is unrolled, because its body has cumulate)" in hint.text
     assert frontends.load(looping(7)).remarks == {}
+
+
+@pytest.mark.cudnn
+def test_a_file_gives_the_reason_why_a_loop_is_unrolled(tmp_path: Path) -> None:
+    before = library.compile(looping(11), target="h200", simulate=True)
+    assert isinstance(before, Executable)
+    library.save(tmp_path / "net.fusec", [before.compiled])
+    after = load_file.load(tmp_path / "net.fusec", simulate=True)
+    reasons = [[hint.text for hint in hints(net.compiled) if hint.kind == "launches"] for net in (before, after)]
+    assert reasons[0] == reasons[1]
+    assert "because its body has cumulate" in reasons[1][0]
 
 
 def test_the_cpu_target_has_no_hints() -> None:
