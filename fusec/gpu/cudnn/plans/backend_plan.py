@@ -7,14 +7,13 @@ Python's lock, so no other thread computes meanwhile. The numbers below are thos
 from __future__ import annotations
 
 import ctypes
-import struct
 
 READS_WITHOUT_HANDLE = 91100  # the first version of cuDNN whose frontend's tests read serialized plans without a handle
 _EXECUTION_PLAN, _DEVICE_PROPERTIES = 5, 38  # cudnnBackendDescriptorType_t
 _PLAN_JSON, _PLAN_DEVICE, _DEVICE_ID = 405, 407, 2700  # cudnnBackendAttributeName_t
 _DESCRIPTOR, _INT32, _CHAR = 15, 23, 24  # cudnnBackendAttributeType_t
 _FIELD = b"cudnn_backend_dataS"  # of the frontend's serialized form, which is UBJSON; S: a string follows
-_LENGTHS = {b"i": ">b", b"U": ">B", b"I": ">h", b"l": ">i", b"L": ">q"}  # types of the string's length
+_LENGTH_BYTES = {b"i": 1, b"U": 1, b"I": 2, b"l": 4, b"L": 8}  # of the string's length, by its type
 
 
 def backend_json(blob: bytes) -> bytes:
@@ -23,11 +22,10 @@ def backend_json(blob: bytes) -> bytes:
     Raises ValueError if it has none.
     """
     _, found, rest = blob.partition(_FIELD)
-    form = _LENGTHS.get(rest[:1])
-    if not found or form is None:
+    if not found or rest[:1] not in _LENGTH_BYTES:
         raise ValueError("the frontend serialized no plan of cuDNN here")
-    start = 1 + struct.calcsize(form)
-    length = struct.unpack(form, rest[1:start])[0]
+    start = 1 + _LENGTH_BYTES[rest[:1]]
+    length = int.from_bytes(rest[1:start], "big")
     return rest[start : start + length]
 
 

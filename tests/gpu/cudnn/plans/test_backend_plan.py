@@ -22,7 +22,12 @@ CONVOLUTION = """graph "g" (%x: f16[1,64,16,16], %w: f16[64,64,3,3]) {
   %y = conv(%x, %w) {strides=[1,1], pads=[1,1,1,1], dilations=[1,1], groups=1} : f16[1,64,16,16]
   return %y as "y"
 }"""
-FORMS = {100: b"U\x64", 300: b"I\x01\x2c", 70_000: b"l\x00\x01\x11\x70"}  # types and numbers, as UBJSON has them
+FORMS = {
+    90: b"i\x5a",
+    100: b"U\x64",
+    300: b"I\x01\x2c",
+    70_000: b"l\x00\x01\x11\x70",
+}  # of UBJSON
 
 
 class Library:
