@@ -27,7 +27,7 @@ FUSEC = (sys.executable, "-m", "fusec")
 def test_version_and_help_answer_at_once() -> None:
     """In a process of its own: also what `python -m fusec` is for. It imports nothing heavy.
 
-    It takes less than four times as long as importing the library of the command line: 0.4 and 0.14 s here. That is
+    It takes at most 3.5 times as long as importing the library of the command line: 0.4 and 0.14 s here. That is
     time of the processor, because other processes may use all cores; busy machines take longer for both.
     """
 
@@ -43,7 +43,7 @@ def test_version_and_help_answer_at_once() -> None:
         took.append(own)
         alone.append(seconds(sys.executable, "-c", "import typer")[0])
         assert text.startswith(f"fusec {library.__version__}, ")
-    assert min(took) < 4 * min(alone)
+    assert min(took) < 3.5 * min(alone)
     program = (
         "import sys; sys.argv = ['fusec', '--help']; import fusec.cli.commands, atexit\n"
         "heavy = {'numpy', 'onnx', 'networkx', 'cudnn', 'cupy', 'onnxruntime'}\n"
