@@ -28,8 +28,9 @@ from fusec.execution.compilation import Compiled
 from fusec.execution.compile_options import CompileOptions, Progress
 from fusec.execution.shape_family import ShapeFamily
 from fusec.frontends.custom_ops import CustomOp
+from fusec.gpu import device
 from fusec.gpu.cudnn.legality.oracle import Oracle
-from fusec.gpu.cudnn.load_engines import woken
+from fusec.gpu.cudnn.load_engines import load_engines_once
 from fusec.ir import Graph
 from fusec.plans.plan_filter import DEFAULT_MODES, Engines, Names
 from fusec.runtime import Executable
@@ -154,7 +155,7 @@ def compile(
     shared = Shared(family, oracle)
     if not (shapes or buckets):
         return _warned(compile_model(frontends.bind(model, constants, custom_ops), options, None, shared))
-    with woken(options.target) if wakes_gpu(options) else nullcontext():
+    with device.woken(options.target, load_engines_once) if wakes_gpu(options) else nullcontext():
         source = read_source(model, constants, custom_ops)
     sizing = sizing_of(source, shapes) if buckets else read_sizes(source, shapes)
     if sizing is None:

@@ -28,7 +28,7 @@ from fusec.execution.shape_family import ShapeFamily
 from fusec.gpu import device
 from fusec.gpu.cudnn.legality.equal_compilations import after_equal_ones
 from fusec.gpu.cudnn.legality.oracle import Oracle
-from fusec.gpu.cudnn.load_engines import woken
+from fusec.gpu.cudnn.load_engines import load_engines_once
 from fusec.gpu.cudnn.without_driver.deviceless import load_cudnn
 from fusec.ir import Graph
 from fusec.passes.base import FASTEST, ROUND_ACTIVATIONS
@@ -76,7 +76,7 @@ def compile_model(
     """Compile a model with checked options. See `compile`, whose keywords become the options."""
     shared = shared or Shared()
     options.report("import", 0, 1)
-    with woken(options.target) if wakes_gpu(options) else nullcontext():
+    with device.woken(options.target, load_engines_once) if wakes_gpu(options) else nullcontext():
         source = read_model(model, shapes)
     target = resolve_target(options.target)
     if isinstance(source, ModelWithHostSteps):

@@ -17,7 +17,7 @@ from fusec.execution.shared_weights import SharedWeights
 from fusec.execution.simulator_backend import SimulatorBackend
 from fusec.gpu import device
 from fusec.gpu.autotune.step_choices import apply_choices
-from fusec.gpu.cudnn.load_engines import woken
+from fusec.gpu.cudnn.load_engines import load_engines_once
 from fusec.gpu.cudnn.without_driver.deviceless import load_cudnn
 from fusec.plans.plan_cache import PlanStore
 from fusec.runtime import Executable
@@ -32,7 +32,7 @@ def load(
     Parameters as in `fusec.dynamic_shapes.load_shapes.load`.
     """
     with seldom_collected():
-        with nullcontext() if simulate else woken(target):
+        with nullcontext() if simulate else device.woken(target, load_engines_once):
             artifact = load_artifact(path, target, simulate)
         return executable_of(artifact, tune, simulate)
 

@@ -19,7 +19,7 @@ from fusec.errors import ExecutionError, ModelError
 from fusec.execution.shared_weights import SharedWeights
 from fusec.frontends.padding_proof import Crop
 from fusec.gpu import device
-from fusec.gpu.cudnn.load_engines import woken
+from fusec.gpu.cudnn.load_engines import load_engines_once
 from fusec.runtime import Executable, SimulatorBackend
 
 
@@ -56,7 +56,7 @@ def load_dynamic(
 
 def load_program(path: str | os.PathLike[str], target: str, tune: str, given: GivenShapes | None) -> Executable:
     """Load one program of a file: that for the shapes given, else the first one."""
-    with woken(target):
+    with device.woken(target, load_engines_once):
         artifact = read_artifact(path, target, given)
     return load_file.executable_of(artifact, tune, simulate=False)
 
@@ -133,7 +133,7 @@ def _with_shapes(
     path: str | os.PathLike[str], table: ShapeTable, target: str, tune: str, simulate: bool
 ) -> DynamicExecutable:
     """Load a file with several programs. Each is prepared when it is first used, and they share their weights."""
-    with nullcontext() if simulate else woken(target):
+    with nullcontext() if simulate else device.woken(target, load_engines_once):
         programs = _programs(path, load_file.target_of(path, target, simulate))
     weights = SharedWeights()
 

@@ -416,8 +416,8 @@ def test_steps_of_a_file_made_without_a_gpu_are_fused(
     monkeypatch.setenv("FUSEC_CACHE", str(tmp_path))
     of = compiled(KERNELS.replace("%p, %s", "%r, %s").replace("  return", "  %r = relu(%p)\n  return"))
     Executable(of, SimulatorBackend()).save(tmp_path / "model.fusec")
-    monkeypatch.setattr("fusec.gpu.device.is_present", lambda target: True)
-    monkeypatch.setattr("fusec.gpu.device.detect", lambda: load("h200"))
+    monkeypatch.setattr(driver.device, "is_present", lambda target: True)
+    monkeypatch.setattr(driver.device, "detect", lambda: load("h200"))
     net = driver.load(tmp_path / "model.fusec", tune="none")
     assert [step.signature for step in net.compiled.program.steps] == ["max_pool+relu", "reduce", "softmax"]
     net.save(tmp_path / "again.fusec")
@@ -701,12 +701,13 @@ def test_locked_choices_are_used_without_timing(
 
 def _at_hand(path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     """Stand for a compiler that returns this text, on a machine with a GPU."""
+    from fusec import driver
     from fusec.compiler import compile_model
 
     monkeypatch.setattr(compile_model, "read_model", lambda model, shapes: model)
     monkeypatch.setattr(compile_model, "build_program", lambda *_, **__: compiled(text))
-    monkeypatch.setattr("fusec.gpu.device.is_present", lambda target: True)
-    monkeypatch.setattr("fusec.gpu.device.detect", lambda: load("h200"))
+    monkeypatch.setattr(driver.device, "is_present", lambda target: True)
+    monkeypatch.setattr(driver.device, "detect", lambda: load("h200"))
     monkeypatch.setenv("FUSEC_CACHE", str(path))
 
 

@@ -85,8 +85,8 @@ def saved(machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     from fusec.gpu.measure.timer import Stopwatch
 
     monkeypatch.setenv("FUSEC_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("fusec.gpu.device.is_present", lambda target: True)
-    monkeypatch.setattr("fusec.gpu.device.detect", lambda: TARGET)
+    monkeypatch.setattr(driver.device, "is_present", lambda target: True)
+    monkeypatch.setattr(driver.device, "detect", lambda: TARGET)
     monkeypatch.setattr(Stopwatch, "median_us", lambda self, run, footprint_bytes, best_us=0.0: KERNEL_US)
     monkeypatch.setattr(StepSelector, "_sequence_us", lambda self, asked, *_: [10 * KERNEL_US] * len(asked))
 

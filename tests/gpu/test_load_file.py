@@ -40,8 +40,8 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A file that was made without a GPU, on a machine with one."""
     monkeypatch.setenv("FUSEC_CACHE", str(tmp_path / "cache"))
     Executable(untuned(), SimulatorBackend()).save(tmp_path / "model.fusec")
-    monkeypatch.setattr("fusec.gpu.device.is_present", lambda target: True)
-    monkeypatch.setattr("fusec.gpu.device.detect", lambda: TARGET)
+    monkeypatch.setattr(driver.device, "is_present", lambda target: True)
+    monkeypatch.setattr(driver.device, "detect", lambda: TARGET)
     return tmp_path / "model.fusec"
 
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from fusec.errors import FusecError
@@ -20,15 +20,9 @@ from fusec.gpu.cudnn.without_driver.deviceless import cudnn_library
 from fusec.plans.plan_cache import PlanStore
 from fusec.plans.plan_record import PlanKey
 
-MOST_ENGINES = 4  # of the record; a model has plans of two to four
+MOST_ENGINES = 4  # of the record, because a program that starts may not need them
 _SUBJECT = "a plan of each engine"
-
-
-@contextmanager
-def woken(target: str) -> Generator[None]:
-    """Initialise the GPU in a thread, as `device.woken` does, and load the engines' code in another one."""
-    with device.woken(target, _load_once):
-        yield
+_ONCE = threading.Lock()  # is acquired once in a process
 
 
 def recorded(store: PlanStore, target: str, device_name: str) -> dict[int, PlanKey]:
@@ -65,9 +59,11 @@ def load_engines(store: PlanStore) -> list[int]:
 
     A plan compiled at run time is larger, because it holds its kernel, and its engine loads faster.
     """
-    here, driver = device.detect(), device.cuda_driver()
-    keys = {} if here is None or driver is None else recorded(store, here.name, device.device_name() or "")
-    if driver is None or not keys:
+    here, name, driver = device.detect(), device.device_name(), device.cuda_driver()
+    if here is None or name is None or driver is None:
+        return []
+    keys = recorded(store, here.name, name)
+    if not keys:
         return []
     version = ctypes.c_int()
     driver.cuDriverGetVersion(ctypes.byref(version))
@@ -80,11 +76,11 @@ def load_engines(store: PlanStore) -> list[int]:
     return [read_plan(library, blob) for blob in sorted(blobs, key=len)]
 
 
-_ONCE = threading.Lock()  # is acquired once in a process
+def load_engines_once() -> None:
+    """Load the engines of this machine, in the first call of a process.
 
-
-def _load_once() -> None:
-    """Load the engines of this machine. Nothing depends on it, so whoever needs a plan reports what is wrong."""
+    No failure is an error, because whoever needs a plan reads it again and reports what is wrong.
+    """
     if _ONCE.acquire(blocking=False):
         with suppress(FusecError, OSError, ValueError):
             load_engines(PlanStore())

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import threading
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,6 +12,8 @@ from typing import Any
 
 import pytest
 
+import fusec
+from fusec.dynamic_shapes.load_shapes import load_program
 from fusec.gpu import device
 from fusec.gpu.cudnn import load_engines
 from fusec.gpu.cudnn.load_engines import MOST_ENGINES, record, recorded
@@ -17,6 +21,7 @@ from fusec.plans.plan_cache import PlanStore
 from fusec.plans.plan_record import Choice, Entry, PlanKey
 from fusec.targets.target import load
 
+RELU = 'graph "g" (%x: f32[2,3]) {\n  %y = relu(%x)\n  return %y\n}'
 KEY = PlanKey("graph", "h200", "NVIDIA H200", "13000", "91900", "1.28.0", "quick")
 
 
@@ -103,6 +108,32 @@ def test_an_untrusted_or_dropped_plan_is_not_read(store: PlanStore, library: Sim
     assert load_engines.load_engines(store) == []
 
 
+STARTS: dict[str, Callable[[Path], object]] = {
+    "compile": lambda path: fusec.compile(fusec.parse(RELU)),
+    "compile for shapes": lambda path: fusec.compile(fusec.parse(RELU), shapes={"x": (2, 3)}),
+    "load": fusec.load,
+    "load a program": lambda path: load_program(path, "auto", "none", None),
+}
+
+
+@pytest.mark.cudnn
+@pytest.mark.parametrize("start", STARTS)
+def test_every_start_loads_engines_while_it_reads(start: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Woken(Exception):  # noqa: N818 - nothing goes on after it
+        pass
+
+    def woken(target: str, also: object = None) -> None:
+        raise Woken(target, also)
+
+    path = tmp_path / "net.fusec"
+    net = fusec.compile(fusec.parse(RELU), target="h200", simulate=True)
+    fusec.save(path, [net.compiled])  # type: ignore[union-attr]
+    monkeypatch.setattr(device, "woken", woken)
+    with pytest.raises(Woken) as found:
+        STARTS[start](path)
+    assert found.value.args == ("auto", load_engines.load_engines_once)
+
+
 def test_engines_load_once_and_a_failure_is_left_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[str] = []
 
@@ -111,7 +142,7 @@ def test_engines_load_once_and_a_failure_is_left_to_others(monkeypatch: pytest.M
         raise OSError("no libcudnn")
 
     monkeypatch.setattr(load_engines, "load_engines", broken)
-    monkeypatch.setattr(load_engines, "_ONCE", load_engines.threading.Lock())
-    load_engines._load_once()
-    load_engines._load_once()
+    monkeypatch.setattr(load_engines, "_ONCE", threading.Lock())
+    load_engines.load_engines_once()
+    load_engines.load_engines_once()
     assert calls == ["read"]

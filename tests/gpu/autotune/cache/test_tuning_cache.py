@@ -358,8 +358,8 @@ def test_a_file_saved_on_the_device_has_the_plans_chosen_there(
     from fusec.targets.target import load
 
     monkeypatch.setenv("FUSEC_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("fusec.gpu.device.is_present", lambda target: True)
-    monkeypatch.setattr("fusec.gpu.device.detect", lambda: load("h200"))
+    monkeypatch.setattr(driver.device, "is_present", lambda target: True)
+    monkeypatch.setattr(driver.device, "detect", lambda: load("h200"))
     machine.times_us = {7: 30.0, 4: 20.0, 3: 5.0}
     build(tmp_path / "cache" / "plans").save(tmp_path / "model.fusec")
     (entries,) = driver.load_artifact(tmp_path / "model.fusec").plans.values()

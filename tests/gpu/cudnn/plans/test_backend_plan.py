@@ -22,12 +22,8 @@ CONVOLUTION = """graph "g" (%x: f16[1,64,16,16], %w: f16[64,64,3,3]) {
   %y = conv(%x, %w) {strides=[1,1], pads=[1,1,1,1], dilations=[1,1], groups=1} : f16[1,64,16,16]
   return %y as "y"
 }"""
-FORMS = {
-    90: b"i\x5a",
-    100: b"U\x64",
-    300: b"I\x01\x2c",
-    70_000: b"l\x00\x01\x11\x70",
-}  # of UBJSON
+# Lengths of a string, as UBJSON writes them.
+LENGTHS = {90: b"i\x5a", 100: b"U\x64", 300: b"I\x01\x2c", 70_000: b"l\x00\x01\x11\x70"}
 
 
 class Library:
@@ -57,11 +53,11 @@ def blob_of(text: bytes, form: bytes) -> bytes:
     return b"{i\x12cudnn_backend_dataS" + form + text + b"i\x05otherSi\x01x}"
 
 
-@pytest.mark.parametrize("length", FORMS)
+@pytest.mark.parametrize("length", LENGTHS)
 def test_a_plan_is_described_to_cudnn_and_finalized(length: int) -> None:
     text = b"{" + b" " * (length - 2) + b"}"
     library = Library()
-    assert read_plan(library, blob_of(text, FORMS[length])) == 0  # type: ignore[arg-type]
+    assert read_plan(library, blob_of(text, LENGTHS[length])) == 0  # type: ignore[arg-type]
     assert library.calls == [
         ("create", 38),
         ("set", 138, 2700, 23, 0),
