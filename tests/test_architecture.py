@@ -143,6 +143,21 @@ def test_classes_have_names_of_their_own() -> None:
     assert not [name for name, count in named.items() if count > 1]
 
 
+STANDARD_DATACLASSES = {"system/dataclass.py", "serving/server/worker/queued_request.py"}  # the second has slots
+
+
+def test_classes_compile_nothing_while_they_are_imported() -> None:
+    """The standard decorator compiles up to six methods of each class; most processes never call them."""
+    standard = {
+        str(path.relative_to(ROOT / "fusec"))
+        for path in SOURCES
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ImportFrom) and node.module == "dataclasses"
+        if any(each.name in ("dataclass", "make_dataclass") for each in node.names)
+    }
+    assert standard == STANDARD_DATACLASSES
+
+
 # Where parameters are given from outside: attributes of ONNX ops, options of commands, names in a rule's equation, a C
 # library's arguments, and public functions that numpy, torch and onnxruntime users know in this form.
 SIGNATURES = (

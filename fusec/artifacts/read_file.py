@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any, cast
@@ -46,6 +46,7 @@ from fusec.plans.plan_cache import PlanStore
 from fusec.plans.plan_filter import PlanFilter
 from fusec.plans.plan_record import Choice, Entry
 from fusec.plans.verdict import Verdict
+from fusec.system.dataclass import dataclass
 from fusec.targets.target import Target
 from fusec.targets.target import load as load_target
 from fusec.text import parse

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from fusec.errors import ModelError
 from fusec.frontends import Declaration
 from fusec.ir import DType
+from fusec.system.dataclass import dataclass
 
 # input shapes that are padded, and for each output the crops, each as (axis, outer, size, rest)
 Padded = tuple[tuple[tuple[int, ...], ...], tuple[tuple[tuple[int, int, int, int], ...], ...]]

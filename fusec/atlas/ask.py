@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Any
 
@@ -25,6 +24,7 @@ from fusec.lowering.cudnn_graph import CudnnGraph
 from fusec.passes.partition import spellings
 from fusec.plans.plan_filter import PlanFilter
 from fusec.plans.verdict import Legal, Refused, Verdict
+from fusec.system.dataclass import dataclass
 from fusec.targets.target import Target, load
 from fusec.text import parse
 

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from pathlib import Path
 from typing import Any
 
 from fusec.atlas.patterns import Pattern
 from fusec.errors import FusecError
+from fusec.system.dataclass import dataclass
 
 SCHEMA = "fusec-atlas/1"  # raise the number when a key changes its meaning or goes away
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from fusec.system.dataclass import dataclass
 
 Shape = tuple[int, ...]
 _IMAGE = (8, 64, 28, 28)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cache
 
 from fusec.atlas.pattern_text import text_of
+from fusec.system.dataclass import dataclass
 
 DTYPES = {"fp16": "f16", "bf16": "bf16", "fp32": "f32", "tf32": "f32", "int8": "i8"}
 

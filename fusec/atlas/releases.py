@@ -13,12 +13,12 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from subprocess import CompletedProcess
 
 from fusec.errors import FusecError
 from fusec.gpu.cudnn.without_driver import deviceless
+from fusec.system.dataclass import dataclass
 
 FIRST_OF_CUDA_13 = (9, 12)  # earlier releases exist for CUDA 12 only
 

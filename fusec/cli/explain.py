@@ -6,7 +6,7 @@ import itertools
 import math
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,6 +17,7 @@ from fusec.cli.common import colour, files, output
 from fusec.cli.common.options import AsJson
 from fusec.cli.common.request import Request, compiles
 from fusec.errors import CheckError, FusecError
+from fusec.system.dataclass import dataclass
 
 if TYPE_CHECKING:
     from fusec.diagnostics.explain import Explanation

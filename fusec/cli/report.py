@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,6 +15,7 @@ from fusec.cli.common.groups import WriteUnlessNamed
 from fusec.cli.common.options import AsJson, Seed, Target
 from fusec.cli.common.request import Request, compiles
 from fusec.errors import FusecError
+from fusec.system.dataclass import dataclass
 
 if TYPE_CHECKING:
     from fusec.report import ReportedProgram

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,6 +13,7 @@ from fusec.cli.common import files, output
 from fusec.cli.common.options import AsJson, Models, Seed, Target
 from fusec.cli.common.request import Request, compiles
 from fusec.errors import CheckError, FusecError
+from fusec.system.dataclass import dataclass
 from fusec.system.printable import printable
 
 # Imports that only a command needs are inside it: see commands.py.

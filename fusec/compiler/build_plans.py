@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from fusec import lockfile
@@ -24,6 +23,7 @@ from fusec.gpu.launch.cubins import CompiledKernels, compile_all
 from fusec.plans.lock_record import Lock
 from fusec.plans.plan_cache import PlanStore
 from fusec.plans.plan_record import Choice, Entry
+from fusec.system.dataclass import dataclass
 
 
 @dataclass(frozen=True)

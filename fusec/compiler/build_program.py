@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING
@@ -32,6 +32,7 @@ from fusec.passes.partition.refused_ops import expand_refused
 from fusec.passes.partition.strict_rounding import StrictRounding
 from fusec.schedule.program import Program
 from fusec.system.compile_timer import spent_on
+from fusec.system.dataclass import dataclass
 from fusec.targets.target import CPU, Target
 from fusec.targets.target import load as load_target
 

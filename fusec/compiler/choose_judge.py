@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from fusec.compiler.choose_target import require_cudnn
 from fusec.errors import CudnnNotAskedWarning, FusecError
@@ -17,6 +17,7 @@ from fusec.gpu.cudnn.worker_processes.build_pool import BuildPool
 from fusec.passes.base import Options
 from fusec.passes.partition import Judge
 from fusec.plans.plan_filter import PlanFilter
+from fusec.system.dataclass import dataclass
 from fusec.targets.target import Target
 
 

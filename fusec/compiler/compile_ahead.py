@@ -9,7 +9,6 @@ import logging
 import threading
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -28,6 +27,7 @@ from fusec.passes.base import Options
 from fusec.passes.partition import Judge, partition
 from fusec.passes.partition.concat_in_place import concat_in_place
 from fusec.passes.partition.strict_rounding import StrictRounding
+from fusec.system.dataclass import dataclass
 from fusec.targets.target import Target
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
@@ -35,6 +35,7 @@ from fusec.passes.base import FASTEST, ROUND_ACTIVATIONS
 from fusec.runtime import Executable, SimulatorBackend
 from fusec.segments.executable import AnyExecutable
 from fusec.system import compile_timer
+from fusec.system.dataclass import dataclass
 from fusec.system.garbage import seldom_collected
 from fusec.targets.target import CPU, Target
 

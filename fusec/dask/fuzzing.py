@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from fusec.dask.spread import connected
 from fusec.system.atomic_write import written
+from fusec.system.dataclass import dataclass
 from fusec.testing.resolve import absolute
 from fusec.testing.runner.report import Found, FuzzReport, PropertyCount
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 from fusec.diagnostics.text_table import listed
 from fusec.execution.compilation import Compiled
 from fusec.schedule.program import Kind, Partition, Program
+from fusec.system.dataclass import dataclass
 from fusec.system.printable import printable
 
 MANY_LAUNCHES = 200

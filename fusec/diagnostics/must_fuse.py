@@ -14,7 +14,6 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from fusec.errors import CheckError
@@ -22,6 +21,7 @@ from fusec.ir import Node, Return
 from fusec.ops import POINTWISE_OPS
 from fusec.plans.verdict import Refused
 from fusec.schedule.program import Partition, Program, display_name
+from fusec.system.dataclass import dataclass
 from fusec.system.printable import printable
 
 MAX_OPS = 24  # in a sequence, because fusec proposes no larger cuDNN step

@@ -9,7 +9,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from fusec.diagnostics.text_table import bytes_text
@@ -17,6 +17,7 @@ from fusec.execution.simulator_backend import SimulatorBackend
 from fusec.gpu.autotune.step_choices import TunedChoices
 from fusec.passes.partition.cost_model import limit_us
 from fusec.schedule.program import Kind, counts
+from fusec.system.dataclass import dataclass
 from fusec.targets.target import CPU
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -42,6 +42,7 @@ from fusec.ops import (
 )
 from fusec.reference import evaluate
 from fusec.schedule.program import Partition, body_of
+from fusec.system.dataclass import dataclass
 from fusec.system.printable import printable
 
 Values = Mapping[Value, HostArray]

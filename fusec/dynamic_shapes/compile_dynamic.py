@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from fusec import frontends
@@ -23,6 +22,7 @@ from fusec.passes.layout.io_layout import names, require_known
 from fusec.plans.plan_filter import DEFAULT_MODES, Engines, Names
 from fusec.runtime import SimulatorBackend
 from fusec.segments.executable import AnyExecutable
+from fusec.system.dataclass import dataclass
 
 if TYPE_CHECKING:
     from onnx import ModelProto

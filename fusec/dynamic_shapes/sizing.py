@@ -5,13 +5,13 @@ from __future__ import annotations
 import itertools
 import operator
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, cast
 
 from fusec.errors import ExecutionError, FusecError
 from fusec.execution.signature import SymbolicSpec
 from fusec.frontends import Declaration
 from fusec.ir import quote
+from fusec.system.dataclass import dataclass
 from fusec.system.printable import printable
 
 Shapes = Mapping[str, Sequence[int]]

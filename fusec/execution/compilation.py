@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cached_property
 
 from fusec.errors import TargetError
@@ -19,6 +18,7 @@ from fusec.passes.base import Options
 from fusec.passes.partition.judge import Judge
 from fusec.plans.lock_record import Lock
 from fusec.schedule.program import Kind, Program
+from fusec.system.dataclass import dataclass
 from fusec.targets.target import CPU, Target
 
 NOT_ASKED = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 from fusec import passes
 from fusec.errors import FusecError
@@ -14,6 +14,7 @@ from fusec.passes.base import PRECISIONS, ROUNDINGS, UNORDERED, Options, names_o
 from fusec.passes.layout.io_layout import chosen
 from fusec.passes.pass_names import current_names
 from fusec.plans.plan_filter import DEFAULT_MODES, Engines, Names, PlanFilter
+from fusec.system.dataclass import dataclass
 
 Progress = Callable[[str, int, int], None]  # stage, done, total
 

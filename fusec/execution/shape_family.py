@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,7 @@ from fusec.lowering.cudnn_graph import CudnnGraph
 from fusec.passes.partition import Judge
 from fusec.plans.plan_filter import PlanFilter
 from fusec.plans.plan_record import Choice, Entry
+from fusec.system.dataclass import dataclass
 from fusec.targets.target import Target
 
 if TYPE_CHECKING:

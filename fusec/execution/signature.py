@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import count
 from typing import Any
@@ -16,6 +15,7 @@ from fusec.ir import Array, DType, Graph, TensorType, quote
 from fusec.lowering.dlpack import from_dlpack
 from fusec.lowering.packing import as_stored
 from fusec.ops.random import STATE_NAME
+from fusec.system.dataclass import dataclass
 
 
 @dataclass(frozen=True)

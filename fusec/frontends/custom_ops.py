@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,6 +12,7 @@ from fusec.graph.string_array import as_strings
 from fusec.graph.types import STRING_KINDS
 from fusec.ir import Array
 from fusec.ops.spec import require
+from fusec.system.dataclass import dataclass
 
 DEFAULT_DOMAINS = ("", "ai.onnx")
 

@@ -7,7 +7,6 @@ import os
 import stat
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +16,7 @@ from fusec.frontends.bound_inputs import bound_literal, with_constants
 from fusec.frontends.custom_ops import CustomOp, CustomOps, custom_ops_of
 from fusec.ir import DType, Graph, Literal
 from fusec.system.byte_ranges import ByteRanges, FileRanges, MemoryRanges
+from fusec.system.dataclass import dataclass
 from fusec.system.printable import printable
 from fusec.text import parse
 

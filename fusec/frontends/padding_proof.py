@@ -8,12 +8,12 @@ Messages call the dim "it", because the caller's message starts with its name.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from fusec.errors import ModelError
 from fusec.frontends.padding_rules import RULES, MixesError, RowPlace, RowTracker
 from fusec.ir import Array, Constant, Graph, Node, Value, print_node, quote
 from fusec.ops import Cast, Pointwise, Scan
+from fusec.system.dataclass import dataclass
 
 # attributes that may differ between the sizes, because the shape of the result is checked instead
 _SIZED: Mapping[str, frozenset[str]] = {

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import cast
 
 from fusec.ir import Node, Value
 from fusec.ops.recurrent import Recurrent
+from fusec.system.dataclass import dataclass
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -19,6 +18,7 @@ from fusec.generation.decoder_model import IDS, MASK, POSITIONS, CacheTensor, De
 from fusec.generation.last_rows import has_rows, ops_of_last_rows
 from fusec.ir import DType, Graph, Node, Value, quote
 from fusec.ops import Concat, Scatter, TopK
+from fusec.system.dataclass import dataclass
 
 LENGTHS, TOKENS, PROMPT = "lengths", "tokens", "prompt"  # state and input
 NEXT, LOGITS, TOP_LOGITS, TOP_TOKENS = "next", "logits", "top_logits", "top_tokens"  # outputs

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from fusec.errors import ModelError
 from fusec.frontends import Declaration, Source
 from fusec.ir import DType, quote
+from fusec.system.dataclass import dataclass
 
 IDS, MASK, POSITIONS = "input_ids", "attention_mask", "position_ids"
 # how an input of the cache and the output that replaces it are named: beginnings of both

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 from fusec.diagnostics.explain import Explanation
 from fusec.diagnostics.text_table import bytes_text
+from fusec.system.dataclass import dataclass
 from fusec.system.printable import printable
 
 

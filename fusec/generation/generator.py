@@ -6,7 +6,6 @@ import math
 import os
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack, cast
 
@@ -35,6 +34,7 @@ from fusec.generation.programs import DecoderPrograms, checked_sizes
 from fusec.generation.sampling import sampler
 from fusec.ir import HostArray
 from fusec.runtime import Executable
+from fusec.system.dataclass import dataclass
 
 if TYPE_CHECKING:
     from onnx import ModelProto

@@ -6,7 +6,6 @@ import ctypes
 import sys
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from fusec.errors import FusecError
 from fusec.gpu.cublaslt import algorithms
@@ -16,6 +15,7 @@ from fusec.gpu.cudnn.without_driver.deviceless import INSTALL
 from fusec.gpu.device import device_name
 from fusec.plans.cache_folder import cache_folder
 from fusec.plans.sqlite_cache import Store
+from fusec.system.dataclass import dataclass
 from fusec.system.installed import installed_version
 from fusec.targets.target import load, names
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from fusec.errors import ExecutionError
 from fusec.gpu import kernels
@@ -17,6 +17,7 @@ from fusec.gpu.launch.workspace import Workspace
 from fusec.ir import Array
 from fusec.lowering.cudnn_graph import CudnnGraph
 from fusec.schedule.program import Partition
+from fusec.system.dataclass import dataclass
 
 
 @dataclass

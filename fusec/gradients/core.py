@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import reduce
 from typing import Any
 
@@ -13,6 +12,7 @@ import numpy as np
 from fusec.builder import Builder, Tensor
 from fusec.errors import VerifyError
 from fusec.ir import HALVES, Constant, DType, Node, Value
+from fusec.system.dataclass import dataclass
 
 
 @dataclass(frozen=True)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from fusec.builder import Builder, Tensor
 from fusec.errors import VerifyError
 from fusec.gradients.core import BackwardStep, Rule, by_formula, wide
 from fusec.ops import Recurrent
 from fusec.ops.recurrent import compose
+from fusec.system.dataclass import dataclass
 
 MAX_STEPS = 4096  # of a sequence, because each adds about 40 ops
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from functools import cache
 from typing import Any, ClassVar, cast
 
@@ -11,6 +11,7 @@ import numpy as np
 from fusec.errors import VerifyError
 from fusec.graph.literal import Literal
 from fusec.graph.types import TensorType
+from fusec.system.dataclass import dataclass
 
 Array = Any  # numpy.ndarray or cupy.ndarray, because `reference` runs with both
 HostArray = np.ndarray[Any, Any]  # always numpy.ndarray

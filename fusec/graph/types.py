@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import enum
 import math
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -12,6 +11,7 @@ import ml_dtypes
 import numpy as np
 
 from fusec.errors import SizeError, VerifyError
+from fusec.system.dataclass import dataclass
 
 MAX_TENSOR_BYTES = 1 << 36  # a larger tensor is refused as a mistake, before anything is allocated
 MAX_CONSTANT_BYTES = 1 << 31  # constants that fusec computes; an ONNX model cannot hold a larger one inline either

@@ -7,7 +7,7 @@ another model has the same entry. With one lock, all machines make the same choi
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from fusec.errors import CheckError, LoweringError
 from fusec.execution.compilation import Compiled
@@ -35,6 +35,7 @@ from fusec.lower_cudnn import lower
 from fusec.plans.lock_record import FORMAT, Lock, Locked, LockedPart, in_order
 from fusec.plans.plan_record import ORDERS, Choice, Entry, Part
 from fusec.schedule.program import Kind, Partition, Program
+from fusec.system.dataclass import dataclass
 from fusec.targets.target import Target
 
 _REMEDY = "write a new lock with `fusec lock`"

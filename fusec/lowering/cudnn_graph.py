@@ -9,11 +9,12 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Hashable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
 from fusec.ir import DType
+from fusec.system.dataclass import dataclass
 
 CONVOLUTIONS = ("conv_fprop", "conv_dgrad")  # calls that compute an image from an image and filters
 

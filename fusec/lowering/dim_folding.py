@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
@@ -16,6 +15,7 @@ import numpy as np
 from fusec.errors import LoweringError
 from fusec.ir import Node, Value, channels_last, quote
 from fusec.ops import PART_VIEWS, STRIDED_VIEWS, Relayout, Slice, Split, Transpose
+from fusec.system.dataclass import dataclass
 
 
 @dataclass(frozen=True)

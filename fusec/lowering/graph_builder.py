@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
 import numpy as np
@@ -44,6 +44,7 @@ from fusec.ops import (
     Reduce,
     RmsNorm,
 )
+from fusec.system.dataclass import dataclass
 
 STORED = frozenset({DType.F32, DType.F16, DType.BF16, DType.I8, DType.F8E4M3, DType.I32, DType.BOOL})
 

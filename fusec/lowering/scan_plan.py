@@ -7,13 +7,13 @@ with a barrier after each; in one phase all threads compute elements of values t
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 from fusec.ir import Constant, Node, Value
 from fusec.lowering.scan_phases import MOVES, phases_of
 from fusec.lowering.scan_rows import RowDims, row_dims
 from fusec.ops import Cast, Concat, MatMul, Pad, Pointwise, Reduce, Scan
+from fusec.system.dataclass import dataclass
 
 SHARED_BYTES = 1 << 15  # of states and stored values; every GPU has half as much again, which sequences use
 MOST_THREADS = 1024

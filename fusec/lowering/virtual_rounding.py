@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from fusec.ir import HALVES, Constant, DType, Node, Value
 from fusec.ops import LINEAR_OPS, STRIDED_VIEWS
+from fusec.system.dataclass import dataclass
 
 ROUNDED = "rounded"  # rounded to its storage type, because a product reads it
 SAME = "same"  # not rounded, but the op that reads it commutes with rounding

@@ -6,13 +6,13 @@ gradient computes the scores again, and the weights from scores and sums.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 
 from fusec.ir import Array, DType, Op, TensorType
 from fusec.ops.spec import broadcasts_to, require, require_arity, require_float, wide, widened
+from fusec.system.dataclass import dataclass
 
 
 @dataclass(frozen=True)

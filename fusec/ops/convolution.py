@@ -5,12 +5,12 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from fusec.ir import Array, Op, TensorType
 from fusec.ops.shape import Slice
 from fusec.ops.spec import product_dtype, require, require_arity, require_float, summed, widened
+from fusec.system.dataclass import dataclass
 
 IM2COL_BYTES = 1 << 26  # memory that a convolution may use in addition to its operands and result
 

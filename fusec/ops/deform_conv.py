@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -12,6 +11,7 @@ import numpy as np
 from fusec.ir import Array, Op, TensorType
 from fusec.ops.convolution import IM2COL_BYTES, check_window, windows_along
 from fusec.ops.spec import require, require_arity, require_float, wide
+from fusec.system.dataclass import dataclass
 
 
 @dataclass(frozen=True)

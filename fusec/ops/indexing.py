@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 
 from fusec.ir import Array, DType, Op, TensorType
 from fusec.ops.spec import normalize_axis, require, require_arity, require_float, wide, widened
+from fusec.system.dataclass import dataclass
 
 REDUCTIONS = ("none", "add", "mul", "max", "min")
 _COMBINE: Mapping[str, Callable[[Any], Any]] = {

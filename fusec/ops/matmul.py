@@ -5,11 +5,11 @@ Batch dims follow NumPy's rules. Bias, scale and transposition are separate ops.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from fusec.ir import HALVES, Array, DType, Op, TensorType
 from fusec.ops.spec import broadcast, require, require_arity, summed, wide, widened
+from fusec.system.dataclass import dataclass
 
 INTEGERS = (DType.I32, DType.I64, DType.U32, DType.U64)  # those that ONNX multiplies in their own type
 SUMMED_IN = {DType.I8: DType.I32, DType.F8E4M3: DType.F32}  # types of 8 bits, and of the sums of their products

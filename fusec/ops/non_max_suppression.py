@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 
 from fusec.ir import Array, DType, Op, TensorType
 from fusec.ops.spec import require, require_arity, require_float
+from fusec.system.dataclass import dataclass
 
 _BLOCK = 32  # boxes that are compared together
 

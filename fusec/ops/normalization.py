@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from fusec.ir import Array, Op, TensorType
 from fusec.ops.spec import broadcasts_to, normalize_axis, per_channel, require, require_arity, require_float, widened
+from fusec.system.dataclass import dataclass
 
 
 def _check_channels(op: str, operands: Sequence[TensorType]) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, make_dataclass
+from dataclasses import field
 from typing import Any, ClassVar
 
 import numpy as np
@@ -16,6 +16,7 @@ import numpy as np
 from fusec.errors import VerifyError
 from fusec.ir import Array, DType, Node, Op, TensorType
 from fusec.ops.spec import broadcast, require, require_arity, result_order, special, widened
+from fusec.system.dataclass import dataclass
 
 SQRT_HALF = math.sqrt(0.5)
 SQRT_2_OVER_PI = math.sqrt(2.0 / math.pi)
@@ -286,10 +287,10 @@ def _clip(xp: Any, a: Any, x: Array) -> Array:
 
 def _make(row: Row) -> type[Pointwise]:
     members = {"name": row.name, "row": row, "commutative": row.commutative, "__module__": __name__}
-    if not row.defaults:  # without attributes there is nothing to add to the base, and a dataclass takes long to make
+    if not row.defaults:  # without attributes there is nothing to add to the base
         return type(row.name, (Pointwise,), members)
-    attributes = [(k, type(v), field(default=v)) for k, v in row.defaults.items()]
-    return make_dataclass(row.name, attributes, bases=(Pointwise,), namespace=members, frozen=True)
+    members |= {"__annotations__": {name: type(value) for name, value in row.defaults.items()}, **row.defaults}
+    return dataclass(frozen=True)(type(row.name, (Pointwise,), members))
 
 
 CLASSES: Mapping[str, type[Pointwise]] = {row.name: _make(row) for row in TABLE}

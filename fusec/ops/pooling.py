@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -12,6 +11,7 @@ import numpy as np
 from fusec.ir import Array, DType, Op, TensorType
 from fusec.ops.convolution import check_padded, check_window, pad_spatial, sliding
 from fusec.ops.spec import require, require_arity, require_float, widened
+from fusec.system.dataclass import dataclass
 
 
 @dataclass(frozen=True)

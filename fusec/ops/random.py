@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from fusec.ir import Array, DType, Op, TensorType
 from fusec.ops.spec import require, require_arity
+from fusec.system.dataclass import dataclass
 
 # The input of an imported model that gives a seed and the number of the call. A call may leave it out.
 STATE_NAME = "fusec.random_state"

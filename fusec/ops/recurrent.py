@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 
@@ -12,6 +11,7 @@ import numpy as np
 from fusec.ir import Array, DType, Op, TensorType
 from fusec.ops.pointwise import pw
 from fusec.ops.spec import require, require_arity, require_float, wide
+from fusec.system.dataclass import dataclass
 
 GATES: Mapping[str, int] = {"lstm": 4, "gru": 3, "rnn": 1}
 DEFAULT_ACTIVATIONS: Mapping[str, tuple[str, ...]] = {

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from fusec.ir import Array, DType, Op, TensorType
 from fusec.ops.spec import normalize_axis, require, require_arity, require_float, wide, widened
+from fusec.system.dataclass import dataclass
 
 
 def _logsumexp(xp: Any, x: Array, axes: tuple[int, ...]) -> Array:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 
 from fusec.ir import Array, Op, TensorType
 from fusec.ops.spec import require, require_arity, require_float, wide
+from fusec.system.dataclass import dataclass
 
 MAX_SAMPLES = 4096  # along a dim of a bin
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 
 from fusec.ir import Array, Op, TensorType
 from fusec.ops.spec import require, require_arity, require_float, wide
+from fusec.system.dataclass import dataclass
 
 CUBIC = -0.75  # the parameter of the cubic kernel
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from fusec.ir import HALVES, INLINE_ELEMENTS, Array, Body, DType, Graph, Node, Op, TensorType, Value
 from fusec.ops.pointwise import Cast, keeps_number, pw
 from fusec.ops.reduction import Reduce, Softmax
 from fusec.ops.spec import require
+from fusec.system.dataclass import dataclass
 
 HOST_STEPS = 4096  # that the host runs one by one at compile time, to make constants of a loop of constants
 

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 
 from fusec.ir import Array, DType, Op, TensorType
 from fusec.ops.spec import broadcasts_to, normalize_axis, require, require_arity, widened
+from fusec.system.dataclass import dataclass
 
 MAX_RANK = 64  # NumPy's
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -19,6 +18,7 @@ from fusec.ops.convolution import (
 )
 from fusec.ops.pooling import Pool
 from fusec.ops.spec import normalize_axis, per_channel, require, require_arity, require_float, wide, widened
+from fusec.system.dataclass import dataclass
 
 MOST_PLACES = 1 << 8  # elements of a window whose places u8 names
 

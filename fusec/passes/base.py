@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, cast
 
@@ -13,6 +13,7 @@ from fusec.ir import DType, Graph, print_graph
 from fusec.passes.pass_names import current_names
 from fusec.passes.rewriting.rewriter import Rewriter, rewrite
 from fusec.plans.plan_filter import PlanFilter
+from fusec.system.dataclass import dataclass
 from fusec.targets.target import DEFAULT, Target, load
 
 FASTEST = "fastest"  # the rounding that may change where, or how exactly, activations are rounded to 8 bits, for speed

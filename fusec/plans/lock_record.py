@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 
 from fusec.plans.plan_record import Choice, Part
+from fusec.system.dataclass import dataclass
 
 NAME = "fusec.lock"
 FORMAT = 3

@@ -13,7 +13,6 @@ import threading
 import warnings
 import zipfile
 from collections.abc import Generator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +34,7 @@ from fusec.plans.cache_folder import UnwritableError, cache_folder, folder_error
 from fusec.plans.plan_record import Choice, Entry, Knobs, PlanKey
 from fusec.plans.trusted_plans import TrustedPlans
 from fusec.system import atomic_write
+from fusec.system.dataclass import dataclass
 
 MAX_BYTES = 512 << 20  # a serialized plan takes 3 to 200 KB
 MAX_MEMBER_BYTES = 64 << 20  # of one file in an export

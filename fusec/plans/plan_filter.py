@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, fields
 from typing import Any, cast
 
 from fusec.errors import FusecError
+from fusec.system.dataclass import dataclass
 
 MODES = ("A", "B", "fallback")
 DEFAULT_MODES = ("A", "fallback")

@@ -8,11 +8,12 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import cached_property
 from typing import Any, cast
 
 from fusec.plans.verdict import Plan
+from fusec.system.dataclass import dataclass
 
 Knobs = tuple[tuple[int, int], ...]  # (knob type, value), sorted
 BLAS = 1 << 20  # number of an engine that stands for cuBLASLt; its knobs are the attributes of the algorithm

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from fusec.ir import HostArray
 from fusec.quantization.calibration_data import Batch
 from fusec.quantization.histogram import Histogram
 from fusec.runtime import Executable
+from fusec.system.dataclass import dataclass
 
 SAMPLES = 8  # samples that measurements repeat for each layer; more tell little about which layers lose most
 

@@ -6,7 +6,6 @@ Names follow onnxruntime's quantiser: `x_QuantizeLinear`, `x_DequantizeLinear`, 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,6 +19,7 @@ from fusec.quantization.model_constants import tensor_of
 from fusec.quantization.number_formats import NumberFormat
 from fusec.quantization.placement import QuantizedLayer
 from fusec.quantization.weights import QuantizedWeight
+from fusec.system.dataclass import dataclass
 
 Attributes = Mapping[str, Any]
 

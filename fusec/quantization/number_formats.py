@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 
 from fusec.ir import DType, HostArray
+from fusec.system.dataclass import dataclass
 
 
 @dataclass(frozen=True)

@@ -7,13 +7,13 @@ quantised. Biases, norms, attention and work that is too narrow for Tensor Cores
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from onnx import ModelProto, NodeProto
 
 from fusec.ir import HostArray
 from fusec.quantization.model_constants import ModelConstants
 from fusec.quantization.residual import FOLLOWS, Residuals
+from fusec.system.dataclass import dataclass
 
 CHANNELS = 16  # Tensor Cores multiply 16 channels of 8 bits at a time
 FLOATS = ("float16", "bfloat16", "float32")  # QuantizeLinear takes no float64

@@ -8,7 +8,6 @@ from __future__ import annotations
 import fnmatch
 import os
 from collections.abc import Collection
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,6 +32,7 @@ from fusec.quantization.report import QuantizationReport
 from fusec.quantization.thresholds import CALIBRATIONS
 from fusec.quantization.weights import quantized_weight, shared_magnitudes
 from fusec.system.atomic_write import written
+from fusec.system.dataclass import dataclass
 
 if TYPE_CHECKING:
     from onnx import ModelProto

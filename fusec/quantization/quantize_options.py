@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fusec.errors import FusecError
 from fusec.quantization.number_formats import FP8, INT4, INT8, NumberFormat
 from fusec.quantization.thresholds import CALIBRATIONS
+from fusec.system.dataclass import dataclass
 
 if TYPE_CHECKING:
     from fusec.execution.compile_options import Progress

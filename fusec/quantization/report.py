@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 from fusec.quantization.placement import FloatNode
+from fusec.system.dataclass import dataclass
 from fusec.system.printable import printable
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 
 import numpy as np
 
 from fusec.ir import HostArray
 from fusec.quantization.number_formats import NumberFormat
 from fusec.quantization.placement import QuantizedLayer
+from fusec.system.dataclass import dataclass
 
 
 def shared_magnitudes(layers: Iterable[QuantizedLayer], arrays: Mapping[str, HostArray]) -> dict[str, float]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ from fusec.ray.predictor import BatchPredictor
 from fusec.scale.extras import extra_module
 from fusec.scale.model_recipe import ModelRecipe
 from fusec.scale.row_batches import SYMBOLIC, Rows, row_shape
+from fusec.system.dataclass import dataclass
 
 
 @dataclass(frozen=True)

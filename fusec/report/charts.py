@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from fusec.report.records import MemoryUse, ReportedProgram
+from fusec.system.dataclass import dataclass
 
 WIDTH, HEIGHT = 720, 220
 LEFT, BOTTOM, TOP = 64, 28, 12

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
 from fusec import lockfile
@@ -25,6 +25,7 @@ from fusec.runtime import Executable
 from fusec.schedule.memory_plan import MemoryPlan, plan_memory
 from fusec.schedule.program import Kind, Partition, Program, inputs_of
 from fusec.segments.records import HostStepRecord
+from fusec.system.dataclass import dataclass
 
 CHANNELS_LAST = {3: "NWC", 4: "NHWC", 5: "NDHWC"}  # by rank
 CODE_LINES = 200  # ops of one step that a page shows

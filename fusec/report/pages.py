@@ -9,7 +9,6 @@ It needs Jinja2 (extra `report`).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from fusec.report.charts import Area, Bar, Roof, memory_area, roofline, shares
@@ -18,6 +17,7 @@ from fusec.report.render import RUNNERS, page
 from fusec.report.side_by_side import SideBySide
 from fusec.report.step_graph import StepGraph, draw
 from fusec.system import atomic_write
+from fusec.system.dataclass import dataclass
 
 
 @dataclass(frozen=True)

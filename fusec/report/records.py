@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from fusec.diagnostics.explain.data import Explanation, FloatEdge, Step
 from fusec.diagnostics.step_times import Bench, StepTime
+from fusec.system.dataclass import dataclass
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from difflib import SequenceMatcher
 
 from fusec.diagnostics.explain.compare import step_groups
@@ -11,6 +11,7 @@ from fusec.diagnostics.explain.data import Decline
 from fusec.diagnostics.text_table import bytes_text
 from fusec.report.records import ReportedProgram, ReportedStep
 from fusec.report.render import time_text
+from fusec.system.dataclass import dataclass
 
 Sides = tuple[tuple[ReportedStep, ...], ...]  # for each program, the steps of a group
 

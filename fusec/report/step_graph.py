@@ -7,9 +7,9 @@ values are alive.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from fusec.report.records import ReportedProgram, ReportedTensor
+from fusec.system.dataclass import dataclass
 
 ROW = 26  # pixels
 LANE, MARGIN = 14, 12

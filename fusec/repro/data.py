@@ -6,7 +6,6 @@ Buffers are flat and in the layout of the graph, so that a script copies them to
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from fusec.lower_cudnn import Lowered
 from fusec.lowering.packing import pack
 from fusec.lowering.simulator import Buffer, extent, simulate, view
 from fusec.repro.source import AS_BITS, NAMES
+from fusec.system.dataclass import dataclass
 
 # Errors below this are no bug: cuDNN's fp32 approximations of tanh, erf and similar functions are coarser than
 # rounding (1.1e-5 was measured on an H200).

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from fusec.errors import TargetError
 from fusec.gpu.device import visible_gpus
+from fusec.system.dataclass import dataclass
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 HOST = ("cpu", "simulated")

@@ -11,11 +11,11 @@ import json
 import os
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
 from fusec.errors import ExecutionError, FusecError, ModelError
+from fusec.system.dataclass import dataclass
 
 if TYPE_CHECKING:
     from fusec.dynamic_shapes.executable import DynamicExecutable

@@ -6,13 +6,13 @@ A row is one example along the first dim of every input and output.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fusec.errors import ExecutionError
 from fusec.ir import quote
+from fusec.system.dataclass import dataclass
 
 if TYPE_CHECKING:
     from fusec.scale.batch_pipeline import BatchPipeline

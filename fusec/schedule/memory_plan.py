@@ -6,7 +6,7 @@ Placement is greedy: a value gets the smallest gap that is large enough, the lar
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from fusec.ir import Value, quote
 from fusec.ops import Concat
 from fusec.schedule.aliasing import joins_in_place, view_offset
 from fusec.schedule.program import Kind, Program
+from fusec.system.dataclass import dataclass
 
 ALIGNMENT_BYTES = 256  # as cudaMalloc guarantees it; no vectorised kernel needs more
 VIEW_ALIGNMENT_BYTES = 16  # cuDNN assumes it of every tensor

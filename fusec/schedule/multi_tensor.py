@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 from fusec.ir import HALVES, Graph, Node, Value, is_scale
 from fusec.ops import POINTWISE_OPS, Cast
 from fusec.schedule.aliasing import same_storage
+from fusec.system.dataclass import dataclass
 
 MAX_ELEMENTS = 1 << 31  # of a tensor, because kernels count in 32 bits
 

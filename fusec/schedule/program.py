@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property
 
 from fusec.errors import VerifyError
@@ -17,6 +16,7 @@ from fusec.ops import STRIDED_VIEWS
 from fusec.plans.verdict import Legal, Refused
 from fusec.schedule.aliasing import is_view
 from fusec.schedule.multi_tensor import equal_members
+from fusec.system.dataclass import dataclass
 
 
 class Kind(enum.Enum):

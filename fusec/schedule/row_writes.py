@@ -8,12 +8,12 @@ cuDNN runs none of these ops.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 
 from fusec.ir import Graph, Node, TensorType, Value
 from fusec.ops import Rotary, Scatter
 from fusec.schedule.aliasing import is_view, same_storage, view_offset
+from fusec.system.dataclass import dataclass
 
 MAX_ROWS = 256  # of a write: a kernel compares every row that it keeps with all of them
 MAX_ELEMENTS = 1 << 31  # of a tensor of new rows, because kernels count in 32 bits

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Protocol
 
 import numpy as np
 
 from fusec.errors import ExecutionError
 from fusec.ir import Array, Literal, quote
+from fusec.system.dataclass import dataclass
 
 
 class Arrays(Protocol):

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fusec.ir import Graph
 from fusec.ops.op_sets import ATTENTION_OPS, PRODUCTS
 from fusec.runtime import Executable
+from fusec.system.dataclass import dataclass
 
 if TYPE_CHECKING:
     from fusec.frontends.onnx.emission.host_values import Answer

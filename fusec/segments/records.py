@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from fusec.diagnostics.text_table import WIDTH, bytes_text, wrapped
 from fusec.schedule.program import counts
+from fusec.system.dataclass import dataclass
 from fusec.system.printable import printable
 
 if TYPE_CHECKING:

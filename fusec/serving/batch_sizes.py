@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from fusec.dynamic_shapes.batch_proof import require_batches
 from fusec.dynamic_shapes.executable import DynamicExecutable
 from fusec.errors import ModelError
 from fusec.ir import Graph
 from fusec.runtime import Executable
+from fusec.system.dataclass import dataclass
 
 RestShapes = tuple[tuple[int, ...], ...]  # the shape of each input without dim 0
 

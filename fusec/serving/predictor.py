@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -21,6 +20,7 @@ from fusec.lowering.packing import in_order
 from fusec.runtime import Executable
 from fusec.serving.batch_sizes import BatchSizes, find_batch_sizes, split_rows
 from fusec.serving.choose_device import AUTO, choose
+from fusec.system.dataclass import dataclass
 
 Arrays = Mapping[str, Any]
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
 import numpy as np
 
 from fusec.errors import FusecError
+from fusec.system.dataclass import dataclass
 
 if TYPE_CHECKING:
     from fusec.serving.predictor import Predictor  # a front end has no use for the compiler, which takes long to import

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from fusec.serving.served_model import ANY, ServedModel, ServedTensor, describe,
 from fusec.serving.server.server_options import models_of
 from fusec.serving.triton_model import MODEL_FILE
 from fusec.system import atomic_write
+from fusec.system.dataclass import dataclass
 
 _MODEL_PY = '''"""Written by fusec export-triton. The Python environment of Triton needs fusec."""
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from fusec.ir import DType
 from fusec.session.ort_value import type_name
+from fusec.system.dataclass import dataclass
 
 
 @dataclass(frozen=True)

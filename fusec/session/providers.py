@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from fusec import driver
 from fusec.errors import FusecError
 from fusec.gpu import device
 from fusec.session.device_memory import require_first
+from fusec.system.dataclass import dataclass
 
 GPU, CPU = "CUDAExecutionProvider", "CPUExecutionProvider"
 # providers of onnxruntime that mean the GPU

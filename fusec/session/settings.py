@@ -6,12 +6,13 @@ import sys
 import warnings
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, cast
 
 from fusec import passes
 from fusec.errors import ExecutionError, FusecError
 from fusec.session.session_options import GraphOptimizationLevel
+from fusec.system.dataclass import dataclass
 
 # Options that fusec follows, and what each does.
 HONOURED: Mapping[str, str] = {

@@ -12,8 +12,10 @@ import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import ParamSpec, TypeVar
+
+from fusec.system.dataclass import dataclass
 
 _log = logging.getLogger(__name__)
 P = ParamSpec("P")

@@ -6,11 +6,12 @@ import functools
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib import resources
 from typing import Any
 
 from fusec.errors import TargetError
+from fusec.system.dataclass import dataclass
 
 CPU = "cpu"  # the target without a GPU: NumPy runs each op
 DEFAULT = "h200"  # the target on a machine without a GPU

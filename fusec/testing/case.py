@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import field, fields, replace
 from typing import Any
 
 from fusec.ir import Graph, HostArray
 from fusec.passes.base import Options
 from fusec.passes.layout.io_layout import chosen
 from fusec.passes.pass_names import current_names
+from fusec.system.dataclass import dataclass
 from fusec.testing.generators.arrays import draw_feeds
 
 

@@ -10,12 +10,13 @@ import traceback
 import unittest
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 
 import fusec
 from fusec.errors import FusecError
 from fusec.ir import Constant, Graph, HostArray
+from fusec.system.dataclass import dataclass
 from fusec.testing.case import Case, MismatchError, Property, Trust
 
 MISMATCH, ERROR, DIED, HUNG = "mismatch", "error", "died", "hung"

@@ -16,7 +16,7 @@ import platform
 import re
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from fusec import __version__
 from fusec.errors import FusecError
 from fusec.ir import Graph, HostArray
 from fusec.system import atomic_write
+from fusec.system.dataclass import dataclass
 from fusec.system.untrusted import read_json
 from fusec.testing.case import Case
 from fusec.testing.example_codec import load_npz, save_npz, text_of

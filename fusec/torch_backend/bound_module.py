@@ -5,13 +5,13 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch  # pyright: ignore[reportMissingImports] - an extra, and absent where the code is checked
 
 from fusec.errors import ModelError
 from fusec.frontends.torch_export import EXPORT_ERRORS, reason
+from fusec.system.dataclass import dataclass
 from fusec.torch_backend.tensors import is_tensor
 
 _T = TypeVar("_T")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch  # pyright: ignore[reportMissingImports] - an extra, and absent where the code is checked
@@ -16,6 +15,7 @@ from fusec.errors import FusecError, ModelError
 from fusec.frontends import Source
 from fusec.frontends.torch_export import source
 from fusec.runtime import Executable
+from fusec.system.dataclass import dataclass
 from fusec.torch_backend.bound_module import Bound, exported, outside_dispatch
 from fusec.torch_backend.graph_breaks import GraphBreak
 from fusec.torch_backend.graph_inputs import dynamic, is_float, is_static, require_one_device, results_of, sizes

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
+
+from fusec.system.dataclass import dataclass
 
 _CONTEXT = "Developer debug context:"  # in dynamo's messages
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch  # pyright: ignore[reportMissingImports] - an extra, and absent where the code is checked
 
 from fusec.errors import ModelError
+from fusec.system.dataclass import dataclass
 from fusec.torch_backend.tensors import is_tensor
 
 

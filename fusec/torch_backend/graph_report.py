@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch  # pyright: ignore[reportMissingImports] - an extra, and absent where the code is checked
 from torch._dynamo.utils import counters  # pyright: ignore[reportMissingImports] - as above
 
+from fusec.system.dataclass import dataclass
 from fusec.torch_backend.captured_graph import CapturedGraph
 from fusec.torch_backend.dynamo import GraphCompiler
 from fusec.torch_backend.graph_breaks import GraphBreak, first_line

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -13,6 +13,7 @@ from fusec.cli.common import files, output
 from fusec.cli.common import options as cli_options
 from fusec.errors import FusecError
 from fusec.plans.plan_filter import DEFAULT_MODES
+from fusec.system.dataclass import dataclass
 
 if TYPE_CHECKING:
     from fusec.artifacts.fusec_file import Artifact

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from fusec.cli.common import options as cli_options
 from fusec.cli.common import output
 from fusec.cli.common.request import Request
 from fusec.errors import FusecError
+from fusec.system.dataclass import dataclass
 
 if TYPE_CHECKING:
     from fusec.dynamic_shapes.padding import Padding

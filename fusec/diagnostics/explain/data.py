@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 from fusec.diagnostics.explain.reasons import reasons
@@ -11,6 +11,7 @@ from fusec.diagnostics.explain.step_table import overview, step_lines
 from fusec.diagnostics.text_table import WIDTH, bytes_text, wrapped
 from fusec.execution.compilation import label
 from fusec.schedule.program import counts
+from fusec.system.dataclass import dataclass
 
 # NVIDIA's classes of engines (engine_classes.py), and what tables call them.
 SINGLE = "pre-compiled single operation"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+
+from fusec.system.dataclass import dataclass
 
 LONGEST = 256  # steps of a layer; longer layers are not searched for
 SAVES = 2  # lines that a fold must save at least

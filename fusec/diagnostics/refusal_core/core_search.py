@@ -12,7 +12,6 @@ milliseconds and may end its process, so attempts run one by one until the time 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import islice
 
 from fusec.diagnostics.refusal_core.reduce import smaller_bodies
@@ -21,6 +20,7 @@ from fusec.ir import Constant, Graph
 from fusec.ops import ANCHORS
 from fusec.passes.partition import Judge, canonical_key, spellings
 from fusec.plans.verdict import Legal, Refused, Verdict
+from fusec.system.dataclass import dataclass
 
 QUESTIONS = 60  # bodies that the judge is asked about for one refusal, at most
 BATCH = 8  # bodies in one call: enough for all workers, and few that come after the first useful one

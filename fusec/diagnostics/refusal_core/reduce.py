@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from fusec.diagnostics.refusal_core.rebuild import bypassed, with_dtype, with_outputs, with_sizes
 from fusec.ir import Constant, DType, Graph, Node, Value
 from fusec.ops import ANCHORS
 from fusec.schedule.program import display_name
+from fusec.system.dataclass import dataclass
 
 SMALL = (1, 2, 8)  # sizes that a dim is reduced to; 8 because cuDNN may require 16-byte alignment
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from fusec.diagnostics.refusal_core.rebuild import retyped, with_dtype, with_order, with_outputs, with_sizes
 from fusec.ir import Constant, DType, Graph, TensorType, Value, channels_last, quote
 from fusec.ops import Reduce
+from fusec.system.dataclass import dataclass
 
 _FLOATS = {DType.F16: "fp16", DType.BF16: "bf16", DType.F32: "fp32"}
 TF32 = "with operands rounded to tf32"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 
 import onnx
@@ -32,6 +32,7 @@ from fusec.frontends.onnx.other_domains import CLASSICAL
 from fusec.frontends.onnx.tables import OLDEST_OPSET, newest_versions, unsupported
 from fusec.ir import DType, Graph, Literal
 from fusec.system.byte_ranges import ByteRanges
+from fusec.system.dataclass import dataclass
 
 # Of onnx's converter, whose errors have no common base class.
 _CONVERSION_ERRORS = (

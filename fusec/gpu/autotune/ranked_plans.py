@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Protocol
 
 from fusec.lowering.cudnn_graph import CudnnGraph
 from fusec.plans.plan_record import Choice
+from fusec.system.dataclass import dataclass
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from weakref import WeakKeyDictionary
 
 from fusec.gpu import kernels
@@ -17,6 +17,7 @@ from fusec.passes.partition.equivalent_spellings import spelled
 from fusec.passes.partition.verdict_cache import canonical_key
 from fusec.plans.plan_record import Part
 from fusec.schedule.program import Kind, Partition, Program, body_of, display_name, outputs_of, single_step
+from fusec.system.dataclass import dataclass
 
 StepChoice = tuple[Part, ...]  # the candidate taken for a step, as data
 _step_keys: WeakKeyDictionary[Partition, str] = WeakKeyDictionary()  # a step whose values change is made anew

@@ -8,7 +8,6 @@ from __future__ import annotations
 import warnings
 import weakref
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any
 
@@ -22,6 +21,7 @@ from fusec.gpu.cublaslt.match import Product, product_of
 from fusec.ir import DType
 from fusec.lowering.cudnn_graph import CudnnGraph
 from fusec.plans.plan_record import BLAS, Choice, Knobs
+from fusec.system.dataclass import dataclass
 from fusec.system.installed import installed_version
 
 PACKAGES = ("nvidia-cublas", "nvidia-cublas-cu12")

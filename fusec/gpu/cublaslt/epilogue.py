@@ -6,11 +6,11 @@ The epilogue computes result_scale * act(alpha * scale * sums + residual + bias)
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 from fusec.ir import DType
 from fusec.lowering.cudnn_graph import CudnnCall, CudnnGraph, CudnnTensor
 from fusec.lowering.pointwise import FP8_LARGEST
+from fusec.system.dataclass import dataclass
 
 ACTIVATIONS = {"relu": "relu", "gelu_approx_tanh": "gelu"}  # cuBLASLt has the gelu with tanh only
 _LIMITS = {"max": -FP8_LARGEST, "min": FP8_LARGEST}  # of results in fp8, at which cuBLASLt saturates

@@ -6,12 +6,13 @@ This module needs no CUDA, because a graph and a call are plain data.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 
 from fusec.gpu.cublaslt.epilogue import Epilogue, epilogue_of, is_row
 from fusec.ir import HALVES, DType
 from fusec.lowering.cudnn_graph import CudnnCall, CudnnGraph, CudnnTensor
+from fusec.system.dataclass import dataclass
 
 DTYPES = (DType.F16, DType.BF16, DType.F32)
 CONVOLUTIONS = ("conv_fprop", "conv_dgrad", "conv_wgrad")

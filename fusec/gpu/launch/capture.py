@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 from fusec.gpu.launch.cuda_graph import StepLaunch, in_order, or_side_by_side
 from fusec.gpu.launch.stream_calls import Ahead, Replay, Streams
 from fusec.gpu.launch.workspace import Workspace
 from fusec.ir import Array
 from fusec.schedule.dependencies import Waits
+from fusec.system.dataclass import dataclass
 
 
 @dataclass(frozen=True)

@@ -14,13 +14,13 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from functools import cached_property, partial
 
 from fusec.gpu.kernels.codegen.kernel import Kernel, Launch, prelude, variants_of
 from fusec.gpu.launch import nvrtc_process
 from fusec.plans.cache_folder import cache_folder
 from fusec.plans.plan_record import NVRTC, Choice, Entry
+from fusec.system.dataclass import dataclass
 from fusec.system.machine_locks import MachineLocks
 
 # As CuPy compiles sources, so that a kernel computes the same bits whoever compiled it.

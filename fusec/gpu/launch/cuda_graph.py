@@ -6,7 +6,6 @@ import statistics
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import cupy
@@ -16,6 +15,7 @@ from fusec.gpu.launch.full_edges import with_full_edges
 from fusec.gpu.launch.memset_nodes import without_memsets
 from fusec.gpu.launch.stream_calls import Replay, Streams
 from fusec.schedule.dependencies import Waits, lanes
+from fusec.system.dataclass import dataclass
 
 RELAXED = 2  # cudaStreamCaptureModeRelaxed: libraries may allocate while a stream is captured
 ROUNDS = 9  # runs in order and on several streams, to find the faster

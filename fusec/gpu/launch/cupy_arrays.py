@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from typing import Any
 
 import cupy as _cupy
 import numpy as np
 
 from fusec.ir import Array, DType
+from fusec.system.dataclass import dataclass
 
 cupy: Any = _cupy
 

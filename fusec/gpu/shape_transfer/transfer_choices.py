@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from fusec.gpu import kernels
 from fusec.gpu.autotune.step_choices import (
@@ -19,6 +18,7 @@ from fusec.gpu.autotune.steps.concat_choice import concat_choices, concats_in_pl
 from fusec.gpu.kernels import GpuFigures, Kernel
 from fusec.plans.plan_record import Part
 from fusec.schedule.program import Kind, Partition, Program
+from fusec.system.dataclass import dataclass
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,12 +7,12 @@ engines, a predicate and the reason.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import cached_property
 
 from fusec.ir import DType
 from fusec.lowering.cudnn_graph import CONVOLUTIONS, CudnnCall, CudnnGraph, CudnnTensor
 from fusec.lowering.known_bugs.storage import has_innermost_channels, is_packed, wide_dims
+from fusec.system.dataclass import dataclass
 
 # The precompiled engines. They write one result: cuDNN offers them for a convolution with two results, and the run
 # fails ("vars.get_user_ptrs()[idx] != nullptr").

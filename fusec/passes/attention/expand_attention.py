@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -24,6 +23,7 @@ from fusec.ops import (
     pw,
 )
 from fusec.passes.rewriting.rewriter import erase_unused
+from fusec.system.dataclass import dataclass
 
 
 def expand(graph: Graph, names: Collection[str]) -> Mapping[str, tuple[str, ...]]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
 
 from fusec.ir import HALVES, DType, Literal, Node, Value
 from fusec.ops import Cast
 from fusec.ops.matmul import SUMMED_IN
 from fusec.passes.rewriting.rewriter import single_use
+from fusec.system.dataclass import dataclass
 
 ALIGNED = 8  # columns: slices begin on 16 bytes, as attention kernels need
 

@@ -7,12 +7,13 @@ as in the backward half of a training step.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from fusec.ir import Graph, Node, Value, positions
 from fusec.ops import POINTWISE_OPS, LayerNorm, MatMul, RmsNorm, Slice
 from fusec.passes.base import Options, Pass
 from fusec.passes.rewriting.rewriter import substitute
+from fusec.system.dataclass import dataclass
 
 LEAST_SHARE = 2  # rows for each row that is read, at least; otherwise the slice stays where it is
 

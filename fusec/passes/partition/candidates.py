@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from fusec.ir import BYTES, HALVES, DType, Node, Op, TensorType, Value
 from fusec.lower_cudnn import WITHOUT
@@ -35,6 +35,7 @@ from fusec.passes.partition.convexity import Condensation, Wiring
 from fusec.passes.rewriting.value_facts import has_extremes
 from fusec.schedule.aliasing import is_view
 from fusec.schedule.program import inputs_of, outputs_of
+from fusec.system.dataclass import dataclass
 
 # Ops that take the pointwise ops after them; norms in training do so in their kernels (fusec.gpu.kernels).
 EPILOGUE_OWNERS: tuple[type[Op], ...] = (

@@ -6,7 +6,7 @@ A step then writes, and others read, a tensor within a larger one: rows with gap
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import accumulate
 
 from fusec.ir import Graph, Node, TensorType, Value
@@ -17,6 +17,7 @@ from fusec.passes.partition.equivalent_spellings import respell, spellings
 from fusec.passes.partition.judge import Judge
 from fusec.plans.verdict import Legal
 from fusec.schedule.program import Kind, Partition, Program, body_of
+from fusec.system.dataclass import dataclass
 
 ALIGNMENT_BYTES = 16  # what cuDNN assumes of every tensor, and the widest load of a kernel
 # Shorter rows would share sectors of the L2 cache. Convolutions that write rows with gaps are a little slower, too: on

@@ -8,7 +8,7 @@ once.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from fusec.ir import Graph, Node, quote
 from fusec.ops import ANCHORS
@@ -20,6 +20,7 @@ from fusec.passes.partition.verdict_cache import CandidateVerdicts, VerdictCache
 from fusec.plans.verdict import UNASKED, Legal, Refused
 from fusec.schedule.aliasing import is_view
 from fusec.schedule.program import Refusal, body_of
+from fusec.system.dataclass import dataclass
 from fusec.targets.target import Target
 
 

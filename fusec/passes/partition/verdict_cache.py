@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from fusec.ir import Constant, Graph, Node, Value, print_attribute
 from fusec.passes.partition.cost_model import is_fast
@@ -11,6 +11,7 @@ from fusec.passes.partition.equivalent_spellings import spellings
 from fusec.passes.partition.judge import Judge, RefusesItself
 from fusec.plans.verdict import Legal, Refused, Verdict
 from fusec.schedule.program import body_of
+from fusec.system.dataclass import dataclass
 
 BATCH = 128  # bodies per request: workers wait for the last of each, but only between two is progress shown
 

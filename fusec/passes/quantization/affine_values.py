@@ -6,13 +6,13 @@ A model spells both as pointwise ops: (cast(q) - zero) * scale, and cast(clip(ro
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from fusec.ir import BYTES, DType, Graph, Node, Value
 from fusec.ops import Cast, pw
+from fusec.system.dataclass import dataclass
 
 Vector = np.ndarray[Any, Any]
 

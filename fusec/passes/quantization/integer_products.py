@@ -8,7 +8,7 @@ rounding as one graph.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -18,6 +18,7 @@ from fusec.ops import Cast, Conv, MatMul, Pad, pw
 from fusec.passes.quantization.affine_values import Dequantised, Factors, dequantised
 from fusec.passes.rewriting.derived_constants import derive
 from fusec.passes.rewriting.rewriter import NoMatch, local, single_use
+from fusec.system.dataclass import dataclass
 
 SHIFT = 128  # between an unsigned byte and the signed one of the same bits
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 
 import ml_dtypes
@@ -12,6 +11,7 @@ from fusec.ir import HALVES, Array, DType, Graph, Node, Op, TensorType, Value
 from fusec.ops import Cast, Reshape, Slice, Transpose
 from fusec.ops.matmul import CODES
 from fusec.passes.rewriting.derived_constants import derive, folded
+from fusec.system.dataclass import dataclass
 
 SIGNED = {DType.U4: DType.I4, DType.U8: DType.I8}
 Dim = tuple[int, ...]  # the dims of the dequantised tensor that were merged into one

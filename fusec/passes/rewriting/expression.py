@@ -9,11 +9,12 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, fields
 from typing import Any, cast
 
 from fusec.ir import Op, print_attribute
 from fusec.ops import BY_NAME
+from fusec.system.dataclass import dataclass
 
 Known = Mapping[str, Any]  # numbers and attributes found by a match, by parameter name
 

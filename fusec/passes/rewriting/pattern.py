@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, overload
 
 import numpy as np
@@ -31,6 +31,7 @@ from fusec.passes.rewriting.expression import (
     term,
 )
 from fusec.passes.rewriting.rewriter import NoMatch
+from fusec.system.dataclass import dataclass
 
 TOLERANCE = 1e-5  # relative; models spell sqrt(2) as 1.4142135, 1.41421 and worse
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from fusec.errors import VerifyError
 from fusec.ir import Constant, Graph, Node, Op, Value
+from fusec.system.dataclass import dataclass
 
 MAX_SWEEPS = 8  # most rewrites enable others downstream, in the same sweep; the reverse is rare
 

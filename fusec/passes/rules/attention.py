@@ -7,7 +7,7 @@ mask inside or outside of it. Reshapes, transposes, casts and repeated heads may
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from fusec.errors import VerifyError
 from fusec.ir import Graph, Node, Value
@@ -15,6 +15,7 @@ from fusec.ops import Attention, Expand, Reshape, Transpose
 from fusec.passes.rewriting.rewriter import NoMatch, local
 from fusec.passes.rules.attention_mask import Maker, added_bias, split_causal
 from fusec.passes.rules.attention_scores import Shape, scaled_by, scores_of, softmax_of
+from fusec.system.dataclass import dataclass
 
 
 @dataclass(frozen=True)

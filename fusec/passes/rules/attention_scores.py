@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import cast
 
 import ml_dtypes
@@ -13,6 +13,7 @@ from fusec.ir import Array, Node, Value
 from fusec.ops import Cast, MatMul, Reshape, Softmax
 from fusec.passes.rewriting.rewriter import NoMatch
 from fusec.reference import evaluate_node
+from fusec.system.dataclass import dataclass
 
 Shape = tuple[int, ...]
 

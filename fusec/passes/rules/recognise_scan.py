@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from fusec.ir import Graph, Node, Value
 from fusec.ops import Cast, Concat, LinearScan, MatMul, Reduce, Reshape, Slice, Split, Transpose, pw
 from fusec.passes.base import Options, Pass
 from fusec.passes.rewriting.value_facts import all_equal
+from fusec.system.dataclass import dataclass
 
 LEAST_STEPS = 2
 

@@ -9,7 +9,7 @@ zero if what it is multiplied by is finite.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from fusec.ir import Graph, Node, Value
 from fusec.ops import (
@@ -26,6 +26,7 @@ from fusec.ops import (
 )
 from fusec.passes.base import Options, Pass
 from fusec.passes.rewriting.rewriter import erase_unused, made_by, only_operand, substitute
+from fusec.system.dataclass import dataclass
 
 LEAST_SHARE = 2  # rows for each row that is not zero, at least; otherwise the pad stays where it is
 

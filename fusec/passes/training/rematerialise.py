@@ -8,13 +8,13 @@ too.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import ClassVar
 
 from fusec.ir import Constant, Graph, Node, Value, positions
 from fusec.ops import Attention, Cast
 from fusec.passes.base import Options
 from fusec.passes.rewriting.value_facts import is_pointwise
+from fusec.system.dataclass import dataclass
 
 # Most ops cost no more than the memory traffic they save. Others (exp, tanh, erf…) use a slower unit of the GPU. Many
 # of them one after the other take longer than memory, so the number of recomputed nodes is limited.

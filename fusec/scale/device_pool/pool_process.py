@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from fusec.scale.device_pool.input_buffers import InputBuffers
 from fusec.scale.devices import WorkerDevice
 from fusec.scale.model_recipe import ModelRecipe
 from fusec.scale.shared_block import Record, SharedBlock
+from fusec.system.dataclass import dataclass
 from fusec.system.json_child import JsonChild
 from fusec.system.threaded_copy import ThreadedCopy
 

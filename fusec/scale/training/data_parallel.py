@@ -7,7 +7,6 @@ each bucket by its mean. The second program updates the parameters, which theref
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
@@ -23,6 +22,7 @@ from fusec.scale.communicator import Alone, Communicator
 from fusec.scale.training.overlap import complete_after
 from fusec.scale.training.split_step import HalfStep, SplitStep, split_step
 from fusec.scale.training.state_blocks import StateBlock, blocks
+from fusec.system.dataclass import dataclass
 
 BUCKET_BYTES = 8 << 20  # of gradients: large enough for the links, and small enough that most are sent early
 

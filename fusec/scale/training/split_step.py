@@ -6,11 +6,11 @@ Between the two, workers replace their gradients by the mean over all workers.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 
 from fusec.builder import Builder, Tensor
 from fusec.errors import ModelError
 from fusec.ir import Graph, Value, quote
+from fusec.system.dataclass import dataclass
 from fusec.training.loss_scaling import narrowest
 
 PREFIX = "gradient of "

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import numpy as np
 
 from fusec.ir import Array, DType, TensorType
+from fusec.system.dataclass import dataclass
 
 ALIGNMENT = 512  # bytes: that of CuPy's own allocations, which kernels and cuDNN may count on
 

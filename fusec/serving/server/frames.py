@@ -6,8 +6,9 @@ import asyncio
 import json
 import struct
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
+
+from fusec.system.dataclass import dataclass
 
 LENGTHS = struct.Struct("<IQ")  # bytes of the header, bytes of what follows
 

@@ -11,9 +11,9 @@ import json
 import struct
 from array import array
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from fusec.serving.server.frames import LENGTHS
+from fusec.system.dataclass import dataclass
 
 ROWS = -1  # stands for the number of rows in a shape
 _NUMBER = "q"

@@ -19,12 +19,13 @@ import tempfile
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from fusec.errors import FusecError
 from fusec.serving.server.connection_dealer import ConnectionDealer
 from fusec.serving.server.server_options import ServerOptions
 from fusec.system import parent_death
+from fusec.system.dataclass import dataclass
 
 EXIT_BAD_MODEL = 3  # of a worker process that cannot load a model
 _START = (

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
 from fusec.ir import HALVES, DType, Graph, HostArray
 from fusec.lowering.unroll_scan import unrolled
+from fusec.system.dataclass import dataclass
 from fusec.testing.case import MismatchError
 from fusec.testing.error_bounds.montecarlo import sample
 from fusec.testing.error_bounds.perturbed import SAFETY, Rounding, Samples, distance

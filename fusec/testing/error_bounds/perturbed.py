@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 
 from fusec.ir import DType, HostArray
+from fusec.system.dataclass import dataclass
 
 SAFETY = 8.0  # number of spreads explained by rounding, and the least distance from a discontinuity
 

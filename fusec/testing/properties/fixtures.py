@@ -9,7 +9,6 @@ import warnings
 from collections import deque
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -26,6 +25,7 @@ from fusec.passes.partition.refused_ops import expand_refused
 from fusec.passes.partition.strict_rounding import StrictRounding
 from fusec.reference import evaluate, evaluate_node
 from fusec.schedule.program import Partition, Program
+from fusec.system.dataclass import dataclass
 from fusec.targets.target import load
 from fusec.testing.case import Case
 from fusec.testing.error_bounds.bounds import Allowances, allowed, execution, meaning

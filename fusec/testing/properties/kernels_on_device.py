@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from typing import Any, Protocol
 
@@ -19,6 +19,7 @@ from fusec.lowering.packing import pack, unpack
 from fusec.ops import Scatter
 from fusec.schedule.multi_tensor import multi_tensor_steps
 from fusec.schedule.program import Kind, body_of, inputs_of, outputs_of
+from fusec.system.dataclass import dataclass
 from fusec.testing.case import Case, MismatchError, Trust
 from fusec.testing.error_bounds.bounds import allowed, compare, execution
 from fusec.testing.error_bounds.perturbed import Rounding

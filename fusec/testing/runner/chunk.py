@@ -10,7 +10,7 @@ import hashlib
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,6 +18,7 @@ import hypothesis
 from hypothesis import HealthCheck, Phase, Verbosity, given, settings
 
 from fusec.ir import Graph
+from fusec.system.dataclass import dataclass
 from fusec.testing.case import Case, Property
 from fusec.testing.failure import Failure, SkippedError, attempt, ops_of
 from fusec.testing.finding_folder import Finding, save, summary

@@ -11,11 +11,11 @@ import shutil
 import sqlite3
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 from fusec.errors import FusecError
+from fusec.system.dataclass import dataclass
 from fusec.system.untrusted import read_json
 from fusec.testing.finding_folder import copy
 

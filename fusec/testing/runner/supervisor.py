@@ -11,11 +11,12 @@ import shutil
 import time
 from collections import Counter, deque
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import Any
 
 from fusec.errors import FusecError
+from fusec.system.dataclass import dataclass
 from fusec.system.json_child import Inbox
 from fusec.testing.child_process import Child
 from fusec.testing.example_codec import decode

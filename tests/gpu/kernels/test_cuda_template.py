@@ -30,7 +30,7 @@ FRAGMENT(sum) {
 
 
 def test_a_hole_takes_a_number_an_expression_or_statements() -> None:
-    template = CudaTemplate.parse(TEXT).bind(VECTOR=4, COUNT=32)
+    template = CudaTemplate(lambda: TEXT).bind(VECTOR=4, COUNT=32)
     assert template("sum", PLACE="at * 2", BODY=["a();", "b();"]) == [
         "  float sums[4];",
         "  for (u32 i = 0; i < 32u; ++i) {",
@@ -44,7 +44,22 @@ def test_a_hole_takes_a_number_an_expression_or_statements() -> None:
 
 def test_a_hole_without_a_filling_is_an_error() -> None:
     with pytest.raises(KeyError, match="WIDTH"):
-        CudaTemplate.parse("FRAGMENT(one) {\n  x = WIDTHu;\n}\n")("one")
+        CudaTemplate(lambda: "FRAGMENT(one) {\n  x = WIDTHu;\n}\n")("one")
+
+
+def test_a_text_is_read_once_and_not_before_the_first_fragment() -> None:
+    reads: list[str] = []
+
+    def read() -> str:
+        reads.append(TEXT)
+        return TEXT
+
+    template = CudaTemplate(read)
+    bound = template.bind(VECTOR=4, COUNT=32, PLACE="at", BODY=[])
+    assert not reads
+    assert bound("sum") == bound("sum")
+    assert set(template.fragments) == {"sum"}
+    assert len(reads) == 1
 
 
 def test_bodies_are_indented_by_their_braces() -> None:

@@ -6,7 +6,6 @@ A node is a row of constant tables. A leaf leads to itself, so trees of differen
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ from fusec.frontends.onnx.model_file.limits import require_constant
 from fusec.ir import DType, TensorType, Value
 from fusec.ops import Gather, Reduce, pw
 from fusec.ops.spec import require
+from fusec.system.dataclass import dataclass
 
 COMPARISONS = {
     "BRANCH_LEQ": "cmp_le",

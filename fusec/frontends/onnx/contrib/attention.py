@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from fusec.frontends.onnx.contrib.heads import (
     Scoring,
@@ -23,6 +22,7 @@ from fusec.frontends.onnx.ops.matmul import matmul
 from fusec.ir import Value
 from fusec.ops import Concat, pw
 from fusec.ops.spec import broadcasts_to, require
+from fusec.system.dataclass import dataclass
 
 
 @dataclass(frozen=True)

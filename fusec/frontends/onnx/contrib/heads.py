@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from fusec.frontends.onnx.emission.emit import Emitter
@@ -11,6 +9,7 @@ from fusec.frontends.onnx.movement.gather_scatter import along, spread
 from fusec.ir import DType, Value
 from fusec.ops import Attention, Concat, Gather, MatMul, Rotary, Softmax, Transpose, pw
 from fusec.ops.spec import require
+from fusec.system.dataclass import dataclass
 
 
 def split_heads(g: Emitter, x: Value, heads: int) -> Value:

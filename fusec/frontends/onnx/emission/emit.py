@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Hashable, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,6 +21,7 @@ from fusec.ir import Array, Constant, DType, Graph, Literal, Node, Op, TensorTyp
 from fusec.ops import Cast, Concat, Expand, Gather, Reshape, Scan, Slice, Split, Transpose
 from fusec.ops.scan import HOST_STEPS
 from fusec.ops.spec import require
+from fusec.system.dataclass import dataclass
 
 if TYPE_CHECKING:
     from onnx import GraphProto

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from onnx import GraphProto, ModelProto, TensorProto, helper
 
@@ -11,6 +10,7 @@ from fusec.exporters.onnx_element_types import ELEMENT_TYPES
 from fusec.frontends.custom_ops import CustomOps
 from fusec.frontends.onnx.model_file.split_model import TensorFiles
 from fusec.ir import DType, Literal, TensorType, Value
+from fusec.system.dataclass import dataclass
 
 IR_VERSION = 10
 

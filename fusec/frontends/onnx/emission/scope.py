@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from onnx import FunctionProto, GraphProto, NodeProto, SparseTensorProto, TensorProto, ValueInfoProto
 
 from fusec.frontends.onnx.emission.emit import ModelValue
 from fusec.frontends.onnx.model_file.structure import captured
+from fusec.system.dataclass import dataclass
 
 
 @dataclass

@@ -9,13 +9,14 @@ The wire format: https://protobuf.dev/programming-guides/encoding.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import NamedTuple
 
 from onnx import GraphProto, ModelProto, StringStringEntryProto, TensorProto
 
 from fusec.system.byte_ranges import BlockRanges, ByteRanges
+from fusec.system.dataclass import dataclass
 
 OWN = "\0"  # a location that is no path
 LARGE_BYTES = 1 << 16  # decoding smaller data costs less than reading it later

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,7 @@ from fusec.ir import DType, TensorType, Value
 from fusec.ops import Gather, Reduce, pw
 from fusec.ops.shape import on_ties
 from fusec.ops.spec import require
+from fusec.system.dataclass import dataclass
 
 Weights = np.ndarray[Any, np.dtype[np.float64]]
 Places = np.ndarray[Any, np.dtype[np.int64]]

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from fusec.ir import Value
 from fusec.ops.spec import require
+from fusec.system.dataclass import dataclass
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ before the loop.
 from __future__ import annotations
 
 from collections.abc import Container, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 from onnx import GraphProto
@@ -21,6 +21,7 @@ from fusec.ir import Constant, Node, Op, Value
 from fusec.lowering.scan_plan import why_not
 from fusec.ops import Reshape, Scan, Slice, pw
 from fusec.ops.scan import body_of, dependents, is_number
+from fusec.system.dataclass import dataclass
 
 MAX_STEPS = 1 << 20
 LEAST_STEPS = 8  # fewer are unrolled, because their nodes may fuse with others

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -12,6 +11,7 @@ from fusec.ir import Literal, TensorType, Value
 from fusec.ops import Concat, MatMul, Recurrent, Reshape, Transpose, pw
 from fusec.ops.recurrent import ACTIVATIONS, DEFAULT_ACTIVATIONS, DIRECTIONS, GATES
 from fusec.ops.spec import require
+from fusec.system.dataclass import dataclass
 
 _NAMES: Mapping[str, str] = {name.replace("_", ""): name for name in ACTIVATIONS}  # as ONNX has them, in lower case
 

@@ -7,7 +7,7 @@ after them, are imported when the values are there: each such node is a host ste
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from fusec.errors import ModelError
 from fusec.frontends.custom_ops import CustomOp, qualified
@@ -23,6 +23,7 @@ from fusec.frontends.onnx.tables import domain_of
 from fusec.frontends.padding_proof import Crop
 from fusec.ir import DType, Graph, Literal, TensorType, Value
 from fusec.ops.random import STATE_NAME, STATE_TYPE
+from fusec.system.dataclass import dataclass
 
 
 @dataclass(frozen=True)

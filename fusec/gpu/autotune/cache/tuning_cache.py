@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
 from fusec.errors import ExecutionError
@@ -21,6 +21,7 @@ from fusec.lowering.cudnn_graph import CudnnGraph
 from fusec.lowering.known_bugs import wrong_plan
 from fusec.plans.plan_cache import PlanStore
 from fusec.plans.plan_record import BLAS, Choice, Entry, Knobs, Part, PlanKey
+from fusec.system.dataclass import dataclass
 
 Suggested = Mapping[str, Sequence[Entry]]  # by key of the cuDNN graph, best first
 

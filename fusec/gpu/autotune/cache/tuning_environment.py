@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import cudnn
 import cupy
@@ -11,6 +11,7 @@ from fusec.gpu import device
 from fusec.gpu.cublaslt.algorithms import competitor
 from fusec.plans.plan_filter import PlanFilter
 from fusec.plans.plan_record import PlanKey
+from fusec.system.dataclass import dataclass
 
 
 @dataclass(frozen=True)

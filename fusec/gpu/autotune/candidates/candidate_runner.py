@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from fusec.gpu import kernels
 from fusec.gpu.autotune.candidates.step_candidates import Candidate
@@ -15,6 +15,7 @@ from fusec.lower_cudnn import lower
 from fusec.lowering.cudnn_graph import CudnnGraph
 from fusec.schedule.buffer_donation import overwritten_input
 from fusec.schedule.program import Kind, outputs_of
+from fusec.system.dataclass import dataclass
 
 Bind = Callable[[CudnnGraph, Mapping[int, Array]], Callable[[], None]]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 from fusec.errors import LoweringError
 from fusec.gpu import kernels
@@ -29,6 +28,7 @@ from fusec.lowering.cudnn_graph import CudnnGraph
 from fusec.passes.partition.equivalent_spellings import IN_HALVES
 from fusec.plans.plan_record import Part
 from fusec.schedule.program import Kind, Partition, Program
+from fusec.system.dataclass import dataclass
 
 Runnable = CudnnGraph | Kernel  # the code that runs a step
 Offers = Mapping[str, Sequence[tuple[Candidate, Sequence[Runnable]]]]  # candidates of steps, with their code

@@ -8,12 +8,12 @@ than one may be slower there, and a kernel may be slower than a plan.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 from fusec.gpu.autotune.candidates.step_candidates import Candidate
 from fusec.gpu.autotune.step_choices import StepChoice, kernel_of, steps_of_choice
 from fusec.gpu.kernels import GpuFigures
 from fusec.schedule.program import Kind, Partition, Program
+from fusec.system.dataclass import dataclass
 
 NEAR = 1.25  # relative time alone up to which a candidate is tried
 MAX_OTHERS = 2  # candidates that are tried against the fastest alone

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 from fusec.gpu.measure.runs_in_turn import ROUNDS, Run, Timer, each_round, is_faster
+from fusec.system.dataclass import dataclass
 
 # Options are tried that take at most this many times the best alone. Operands come from memory there, and within the
 # model often from the cache.

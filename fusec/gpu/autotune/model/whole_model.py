@@ -6,7 +6,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from fusec.errors import ExecutionError
 from fusec.gpu.autotune.model.coordinate_descent import Contest, contests, descend
@@ -19,6 +19,7 @@ from fusec.gpu.launch.kernel_launcher import Launcher
 from fusec.gpu.launch.stream_calls import Streams
 from fusec.gpu.measure.runs_in_turn import Run
 from fusec.lowering.cudnn_graph import CudnnGraph
+from fusec.system.dataclass import dataclass
 
 
 @dataclass

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import cudnn
@@ -27,6 +27,7 @@ from fusec.plans.engine_numbers import PYTHON_ENGINES
 from fusec.plans.plan_filter import PlanFilter
 from fusec.plans.plan_record import BLAS, Choice
 from fusec.system.compile_timer import spent_on
+from fusec.system.dataclass import dataclass
 
 MAX_SIMULATED = 3e7  # multiplications: some tenths of a second in NumPy
 SPARE_BYTES = 1 << 28  # free memory that plans leave to others

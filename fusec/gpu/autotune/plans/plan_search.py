@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from fusec.errors import ExecutionError
@@ -16,6 +16,7 @@ from fusec.ir import HALVES
 from fusec.lowering.cudnn_graph import CudnnGraph
 from fusec.plans.engine_numbers import GENERIC
 from fusec.plans.plan_record import BLAS, Choice
+from fusec.system.dataclass import dataclass
 
 LEVELS = ("none", "quick", "full")
 # Takes the times of first plans, by key, and returns for a graph the time of the fastest other way to run its steps.

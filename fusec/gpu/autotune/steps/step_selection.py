@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from fusec.errors import ExecutionError
 from fusec.gpu.autotune.candidates.candidate_runner import Bind, RandomMemory, bind_candidate, graphs_of
@@ -50,6 +50,7 @@ from fusec.plans.plan_record import Part
 from fusec.schedule.memory_plan import live_bytes
 from fusec.schedule.program import Partition, Program
 from fusec.system.compile_timer import spent_on
+from fusec.system.dataclass import dataclass
 
 
 class StepSelector:

@@ -7,7 +7,7 @@ more. A kernel that already reads or writes the same values runs them at little 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from fusec.gpu.autotune.step_choices import StepChoice, step_key
 from fusec.gpu.autotune.steps.concat_choice import TimeSteps
@@ -16,6 +16,7 @@ from fusec.ir import Node
 from fusec.ops import PRODUCTS, BatchNormBackward, BatchNormBySums, BatchNormTrain, ChannelSums, LayerNormBackward
 from fusec.plans.plan_record import Part
 from fusec.schedule.program import Kind, Partition, Program
+from fusec.system.dataclass import dataclass
 
 NORMS = (BatchNormTrain, BatchNormBySums, BatchNormBackward, LayerNormBackward)
 Apply = Callable[[Mapping[str, StepChoice]], Program]  # the program with these choices, kernels fused

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -15,6 +14,7 @@ from fusec.errors import ExecutionError
 from fusec.gpu.cudnn.plans.backend_plan import READS_WITHOUT_HANDLE
 from fusec.gpu.cudnn.plans.error_messages import reason_of
 from fusec.gpu.cudnn.plans.plan_list import DECLINED
+from fusec.system.dataclass import dataclass
 
 
 @dataclass(frozen=True, eq=False)

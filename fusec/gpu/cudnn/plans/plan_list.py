@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Set
-from dataclasses import dataclass
 from typing import Any
 
 import cudnn
@@ -16,6 +15,7 @@ from fusec.plans.engine_numbers import PYTHON_ENGINES, SLOW_BUILD_OF_INTEGERS
 from fusec.plans.plan_filter import PlanFilter
 from fusec.plans.plan_record import Choice
 from fusec.plans.verdict import Plan
+from fusec.system.dataclass import dataclass
 
 DECLINED = (cudnn.cudnnGraphNotSupportedError, RuntimeError, ValueError)
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import threading
-from dataclasses import dataclass
 from typing import Any
 
 from fusec.errors import TargetError
 from fusec.lowering.cudnn_graph import CudnnGraph
+from fusec.system.dataclass import dataclass
 from fusec.system.json_child import JsonChild
 from fusec.targets.target import Target
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from fusec.gpu.kernels.attention.mma_source import PACK, AttentionTiling, WarpTiles
 from fusec.gpu.kernels.attention.score_bias import MOST_LOADED, ScoreBias, without_bias
@@ -21,6 +21,7 @@ from fusec.gpu.kernels.codegen.kernel import C_TYPES, HALVES, Arguments, Kernel,
 from fusec.gpu.kernels.codegen.pointwise_code import BYTES, PointwiseCode, Space, can_generate, split_index
 from fusec.ir import Node, Value
 from fusec.ops import Attention
+from fusec.system.dataclass import dataclass
 
 MOST_FEATURES = 64
 MARGIN = 4.0  # scores may grow by this and one, as powers of two, before sums are scaled again

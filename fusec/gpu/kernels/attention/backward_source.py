@@ -10,7 +10,7 @@ head meanwhile: its values while this head's keys visit queries, if there is roo
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 
 from fusec.gpu.kernels.attention.short_rows import OCTET, of_head
@@ -21,6 +21,7 @@ from fusec.gpu.kernels.codegen.kernel import C_TYPES, Arguments, Kernel, ceil_di
 from fusec.gpu.kernels.codegen.pointwise_code import split_index
 from fusec.ir import Value
 from fusec.ops import AttentionBackward
+from fusec.system.dataclass import dataclass
 
 GROUP = 64  # rows of a warpgroup
 VISITED = 32  # queries that keys visit together

@@ -7,12 +7,12 @@ rows it has columns 2t and 2t + 1 of each eight columns.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from fusec.gpu.kernels.codegen.cuda_template import Filling, c_bool, cuda_template
 from fusec.gpu.kernels.codegen.indexing import View
 from fusec.gpu.kernels.codegen.kernel import C_TYPES, ceil_div
 from fusec.ir import DType
+from fusec.system.dataclass import dataclass
 
 PACK = 8  # neighbours of a row that one copy moves: an octet
 _CUDA = cuda_template(__package__, "mma.cuh")

@@ -6,12 +6,12 @@ Each thread loads what it adds before it waits for keys and values, because the 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 from fusec.gpu.kernels.attention.mma_source import AttentionTiling
 from fusec.gpu.kernels.codegen.cuda_template import CudaTemplate, Filling, c_bool, cuda_template
 from fusec.gpu.kernels.codegen.indexing import View
 from fusec.ir import DType, Value
+from fusec.system.dataclass import dataclass
 
 MOST_LOADED = 256  # keys of a round, times a warp's tiles: with more, bias and scores do not fit into registers
 LARGEST = "3e38f"  # of finite numbers that are added; larger ones of bf16 would become infinite

@@ -5,12 +5,11 @@ Registers hold scores, weights and sums as products of warps do.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from fusec.gpu.kernels.attention.mma_source import PACK, WarpTiles
 from fusec.gpu.kernels.codegen import wgmma
 from fusec.gpu.kernels.codegen.cuda_template import CudaTemplate, Filling, c_bool, cuda_template
 from fusec.gpu.kernels.codegen.kernel import C_TYPES, ceil_div
+from fusec.system.dataclass import dataclass
 
 MOST_STAGES = 5  # rounds whose keys and values are in shared memory
 _CUDA = cuda_template(__package__, "wgmma.cuh")

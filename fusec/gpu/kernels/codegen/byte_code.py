@@ -8,7 +8,7 @@ NaN occurs. Results are the same, bit by bit.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from fusec.gpu.kernels.codegen.pointwise_code import EXACT, PointwiseCode
 from fusec.ir import DType, Node, Value
 from fusec.ops import Cast, Pointwise
 from fusec.passes.rewriting.value_facts import is_rounded_to_integers
+from fusec.system.dataclass import dataclass
 
 SMALL = float(1 << 22)  # integers up to here are exact in the bits of a float near 1.5 * 2^23
 START = 0x4B400000  # the bits of 1.5 * 2^23; sums that begin here become floats by one subtraction

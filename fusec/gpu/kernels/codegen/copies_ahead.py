@@ -6,7 +6,9 @@ no registers, and wait in shared memory for their turn.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
+
+from fusec.system.dataclass import dataclass
 
 COPIED_BYTES = (4, 8, 16)  # by one asynchronous copy
 ASYNCHRONOUS = 80  # the first architecture that has such copies

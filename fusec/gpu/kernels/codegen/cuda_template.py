@@ -14,10 +14,12 @@ Lines that are only a comment stay in the file.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cache
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import field, replace
+from functools import cache, partial
 from importlib import resources
+
+from fusec.system.dataclass import dataclass
 
 Filling = int | str | Sequence[str]
 NOT_HOLES = ("DEVICE", "COUNTER_STRIDE", "ENTRY", "INFINITE", "RESIDENT", "TABLE")  # names that the prelude defines
@@ -27,19 +29,18 @@ _HOLE = re.compile(rf"\b(?!(?:{'|'.join(NOT_HOLES)})\b)([A-Z][A-Z0-9_]*[A-Z0-9])
 
 @dataclass(frozen=True)
 class CudaTemplate:
-    """The fragments of a file, and the holes that are filled already.
+    """The fragments of a text, and the holes that are filled already.
 
-    fragments: by name, texts and holes in turn.
+    read: returns the text. It is called for the first fragment, because most processes use few kernels.
     """
 
-    fragments: Mapping[str, Sequence[str]]
-    holes: Mapping[str, Filling]
+    read: Callable[[], str]
+    holes: Mapping[str, Filling] = field(default_factory=dict[str, Filling])
 
-    @classmethod
-    def parse(cls, text: str) -> CudaTemplate:
-        """Return the template that a file holds."""
-        code = re.sub(r"^ *//.*\n", "", text, flags=re.MULTILINE)
-        return cls({name: _HOLE.split(body) for name, body in _FRAGMENT.findall(code)}, {})
+    @property
+    def fragments(self) -> Mapping[str, Sequence[str]]:
+        """Return, by name, texts and holes in turn."""
+        return _parse(self.read)
 
     def bind(self, **holes: Filling) -> CudaTemplate:
         """Return the template with these holes filled in all fragments."""
@@ -57,7 +58,13 @@ class CudaTemplate:
 @cache
 def cuda_template(package: str | None, file: str) -> CudaTemplate:
     """Return the template of a file in a package, which a module calls `__package__`."""
-    return CudaTemplate.parse(cuda_file(package, file))
+    return CudaTemplate(partial(cuda_file, package, file))
+
+
+@cache
+def _parse(read: Callable[[], str]) -> Mapping[str, Sequence[str]]:
+    code = re.sub(r"^ *//.*\n", "", read(), flags=re.MULTILINE)
+    return {name: _HOLE.split(body) for name, body in _FRAGMENT.findall(code)}
 
 
 def cuda_file(package: str | None, file: str) -> str:

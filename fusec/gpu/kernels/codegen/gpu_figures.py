@@ -7,8 +7,8 @@ memory than a block may have, or clusters that the GPU lacks, is not generated. 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 
+from fusec.system.dataclass import dataclass
 from fusec.targets.target import STATIC_BYTES, Target, resident_cache_bytes
 
 REGISTERS = 1 << 16  # of a multiprocessor, on every GPU since Kepler

@@ -6,12 +6,13 @@ Such ops cost a kernel nothing, because they only change the strides of what it 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from fusec.errors import LoweringError
 from fusec.ir import DType, Node, TensorType, Value
 from fusec.lowering.dim_folding import backward, reshape_strides
 from fusec.ops import Expand, Relayout, Reshape, Slice, Split, Transpose
+from fusec.system.dataclass import dataclass
 
 VIEW_OPS = (Relayout, Transpose, Reshape, Expand, Slice, Split)
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cache
 
 from fusec.gpu.kernels.codegen.cuda_template import cuda_file, indented
 from fusec.ir import HALVES, DType, TensorType, Value
+from fusec.system.dataclass import dataclass
 
 BLOCK = 256
 VECTOR_BYTES = 16  # of one load or store; the memory plan aligns every value to it

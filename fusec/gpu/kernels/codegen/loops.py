@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from fusec.gpu.kernels.codegen.copies_ahead import CopiesAhead
 from fusec.gpu.kernels.codegen.cuda_template import cuda_template
 from fusec.gpu.kernels.codegen.kernel import by_value, ceil_div, power_of_two
 from fusec.gpu.kernels.codegen.pointwise_code import split_index
 from fusec.gpu.kernels.codegen.row_plan import RowPlan
+from fusec.system.dataclass import dataclass
 
 TOGETHER = 8  # columns whose sums a block combines
 MOST_THREADS = 64  # for one column

@@ -8,7 +8,7 @@ no number.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 from fusec.gpu.kernels.codegen.copies_ahead import COPIED_BYTES, CopiesAhead
 from fusec.gpu.kernels.codegen.dilated import dilated_names
@@ -28,6 +28,7 @@ from fusec.gpu.kernels.codegen.op_table import expression, literal, pattern
 from fusec.ir import DType, Node, Value, is_scale
 from fusec.ops import Cast, Dilate, Pointwise, Relayout
 from fusec.schedule.program import inputs_of
+from fusec.system.dataclass import dataclass
 
 BYTES = (DType.I8, DType.U8, DType.F8E4M3)  # types of quantised activations
 FLOAT8_LARGEST = 448.0  # of f8e4m3

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from fusec.gpu.kernels.codegen.gpu_figures import GpuFigures
@@ -13,6 +12,7 @@ from fusec.gpu.kernels.codegen.kernel import BLOCK, ceil_div, power_of_two
 from fusec.gpu.kernels.codegen.pointwise_code import strides_from, widest_vector
 from fusec.ir import Op, TensorType
 from fusec.ops import GroupNorm, LayerNorm, Reduce, RmsNorm, Softmax
+from fusec.system.dataclass import dataclass
 
 CACHED = 32  # elements that a thread caches in registers; with more, each pass reads them again
 COALESCED_BYTES = 64  # that neighbouring threads read together, at least

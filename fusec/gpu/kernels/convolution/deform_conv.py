@@ -8,7 +8,7 @@ other types. All filters of a block share what was read, because reading takes l
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from fusec.gpu.kernels.codegen.cuda_template import CudaTemplate, Filling, cuda_template
 from fusec.gpu.kernels.codegen.gpu_figures import GpuFigures
@@ -20,6 +20,7 @@ from fusec.gpu.kernels.convolution.deform_conv_tiling import OWN, THREADS, Defor
 from fusec.ir import Node, Value
 from fusec.ops import DeformConv
 from fusec.schedule.program import inputs_of
+from fusec.system.dataclass import dataclass
 
 FILTERS_LAST = (2, 3, 1, 0)  # the memory order of constant filters, whose loads are then contiguous
 THREADS_PER_PROCESSOR = 512  # that registers must suffice for

@@ -9,13 +9,13 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from fusec.gpu.kernels.codegen import mma_tiles
 from fusec.gpu.kernels.codegen.gpu_figures import GpuFigures
 from fusec.gpu.kernels.codegen.kernel import HALVES, VECTOR_BYTES, ceil_div, computed_in
 from fusec.ir import DType, Node, TensorType
 from fusec.ops import DeformConv
+from fusec.system.dataclass import dataclass
 
 PIXELS = (64, 32)  # of a block
 DEPTH_BYTES = 64  # of the elements of a window that are read together

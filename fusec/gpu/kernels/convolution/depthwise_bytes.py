@@ -7,7 +7,6 @@ first gathers four columns of each channel into a word. Two results next to each
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from fusec.gpu.kernels.codegen.byte_code import BYTE_PRODUCT, SMALL, START, ByteCode
 from fusec.gpu.kernels.codegen.cuda_template import c_bool, cuda_template
@@ -15,6 +14,7 @@ from fusec.gpu.kernels.codegen.kernel import BLOCK, Arguments, Launch, by_value,
 from fusec.gpu.kernels.codegen.pointwise_code import Space, split_index
 from fusec.ir import DType, Node, TensorType, Value
 from fusec.ops import Conv
+from fusec.system.dataclass import dataclass
 
 MAX_SUMS = 64  # of a thread, because they are in registers
 MAX_TAP_WORDS = 48  # of a thread, for the same reason

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property
 
 from fusec.gpu.kernels.codegen.cuda_template import CudaTemplate, c_bool, cuda_template
@@ -18,6 +17,7 @@ from fusec.gpu.kernels.codegen.pointwise_code import PointwiseCode, Space, split
 from fusec.gpu.kernels.convolution.rolling_sums import RollingSums
 from fusec.ir import Node, TensorType, Value
 from fusec.ops import Conv, Reduce
+from fusec.system.dataclass import dataclass
 
 MAX_LANES = 32  # neighbouring vectors of channels of a block
 FULL_LANES = 8  # from here on, a block reads whole cache lines

@@ -8,7 +8,7 @@ multiplies it by the taps of all rows of results that it contributes to.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from fusec.gpu.kernels.codegen.cuda_template import c_bool, cuda_template
 from fusec.gpu.kernels.codegen.gpu_figures import GpuFigures
@@ -17,6 +17,7 @@ from fusec.gpu.kernels.codegen.mma_tiles import COLUMNS, PIXELS, can_follow
 from fusec.gpu.kernels.codegen.pointwise_code import PointwiseCode, Space, split_index
 from fusec.ir import Node, Value
 from fusec.ops import Conv
+from fusec.system.dataclass import dataclass
 
 MOST_FILTERS = 8
 MOST_SUMS = 176  # of a thread, because it has 255 registers on every GPU

@@ -9,7 +9,7 @@ are stored in the order of use, and pass through a ring in shared memory.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from fusec.gpu.kernels.codegen import wgmma
 from fusec.gpu.kernels.codegen.cuda_template import cuda_template
@@ -27,6 +27,7 @@ from fusec.gpu.kernels.codegen.mma_tiles import can_follow
 from fusec.gpu.kernels.codegen.pointwise_code import PointwiseCode, Space, moves_packs, split_index
 from fusec.ir import Node, TensorType, Value
 from fusec.ops import Conv
+from fusec.system.dataclass import dataclass
 
 OCTET, OCTET_BYTES = 8, 16  # channels of one row of a tile
 DEPTH = 16  # channels of a product

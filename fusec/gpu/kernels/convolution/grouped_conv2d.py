@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from fusec.gpu.kernels.codegen import wgmma
 from fusec.gpu.kernels.codegen.cuda_template import Filling, c_bool, cuda_template
@@ -28,6 +28,7 @@ from fusec.gpu.kernels.convolution.grouped_conv2d_tiling import (
 )
 from fusec.ir import Node, Value
 from fusec.ops import Conv
+from fusec.system.dataclass import dataclass
 
 MOST_TAPS = 25  # because all are unrolled
 BUNDLED = (4, 8, 24)  # channels of a group, of which several are multiplied together

@@ -7,12 +7,12 @@ While it multiplies a tile, the image of its next tile is copied.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 from fusec.gpu.kernels.codegen.gpu_figures import GpuFigures
 from fusec.gpu.kernels.codegen.kernel import ceil_div
 from fusec.ir import Node
 from fusec.ops import Conv
+from fusec.system.dataclass import dataclass
 
 OCTET, OCTET_BYTES = 8, 16  # channels of one row of a tile
 DEPTH = 16  # channels of a product

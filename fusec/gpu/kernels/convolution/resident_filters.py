@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 
 from fusec.gpu.kernels.codegen import wgmma
@@ -24,6 +24,7 @@ from fusec.gpu.kernels.codegen.pointwise_code import PointwiseCode, Space, moves
 from fusec.ir import DType, Node, TensorType, Value, channels_last
 from fusec.ops import Conv, ConvTranspose
 from fusec.schedule.program import inputs_of
+from fusec.system.dataclass import dataclass
 
 WINDOW, TAPS = (3, 3), 9
 FILTERS = (64, 32)  # of a block: the first number that divides those of the convolution

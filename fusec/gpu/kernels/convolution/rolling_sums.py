@@ -7,13 +7,13 @@ Filters and unfinished sums stay in registers, and the next row is loaded while 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from fusec.gpu.kernels.codegen.cuda_template import c_bool, cuda_template
 from fusec.gpu.kernels.codegen.kernel import C_TYPES, Arguments, ceil_div, compute_type
 from fusec.gpu.kernels.codegen.pointwise_code import Space
 from fusec.ir import Node
 from fusec.ops import Conv
+from fusec.system.dataclass import dataclass
 
 MIN_TAPS = 25  # of windows whose rows of results share enough loads; strips are as fast for fewer
 MAX_STRIDE = 2

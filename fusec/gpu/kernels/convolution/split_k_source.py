@@ -8,7 +8,7 @@ operands may permute the depth in the same way, so a thread takes eight neighbou
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 
 from fusec.gpu.kernels.codegen.cuda_template import CudaTemplate, cuda_template
@@ -28,6 +28,7 @@ from fusec.gpu.kernels.convolution.split_k_tiling import (
 from fusec.ir import Node, Value
 from fusec.ops import Conv
 from fusec.schedule.program import inputs_of
+from fusec.system.dataclass import dataclass
 
 HELD = 96  # registers for weights that are being loaded
 _CUDA = cuda_template(__package__, "split_k.cuh")

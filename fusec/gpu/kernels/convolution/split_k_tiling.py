@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from fusec.ir import Node, TensorType
 from fusec.ops import Conv
+from fusec.system.dataclass import dataclass
 
 PACK = 8  # neighbours of a pixel, filter or result that a thread handles
 DEPTH = 32  # channels that four threads handle

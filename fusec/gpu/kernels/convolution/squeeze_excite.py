@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from fusec.gpu.kernels.codegen.cuda_template import CudaTemplate, cuda_template
 from fusec.gpu.kernels.codegen.gpu_figures import GpuFigures
@@ -28,6 +28,7 @@ from fusec.gpu.kernels.convolution.depthwise import depthwise_with_mean
 from fusec.gpu.kernels.convolution.depthwise_source import DepthwiseSource
 from fusec.ir import Node, TensorType, Value
 from fusec.ops import Conv, MatMul, Reduce
+from fusec.system.dataclass import dataclass
 
 THREADS = 512
 WARPS = THREADS // 32

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import takewhile
 from typing import Any
 
@@ -30,6 +30,7 @@ from fusec.gpu.kernels.codegen.pointwise_code import (
 from fusec.ir import DType, Node, Value
 from fusec.ops import Dilate, Gather, Pad, Relayout, Resize
 from fusec.schedule.program import inputs_of
+from fusec.system.dataclass import dataclass
 
 WAVES = 4  # times as many threads as fill the GPU; more elements are turns of a thread
 MAX_TABLE = 1 << 14  # entries; the kernel does not run longer ones

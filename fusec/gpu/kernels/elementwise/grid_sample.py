@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from fusec.gpu.kernels.codegen.cuda_template import cuda_template
 from fusec.gpu.kernels.codegen.gpu_figures import GpuFigures
@@ -14,6 +13,7 @@ from fusec.gpu.kernels.codegen.pointwise_code import PointwiseCode, Space, can_g
 from fusec.ir import Node, Value
 from fusec.ops import GridSample
 from fusec.ops.sampling import CUBIC
+from fusec.system.dataclass import dataclass
 
 MAX_TAPS = 64  # pixels that a result adds up; a reference runs longer sums
 _CUDA = cuda_template(__package__, "grid_sample.cuh")

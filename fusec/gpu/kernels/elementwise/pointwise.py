@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from fusec.gpu.kernels.codegen.gpu_figures import GpuFigures
 from fusec.gpu.kernels.codegen.indexing import VIEW_OPS, Strided, View, source, view_of_operand
@@ -27,6 +26,7 @@ from fusec.gpu.kernels.elementwise.unaligned_copy import copy_rows, functions, i
 from fusec.ir import Node, Value
 from fusec.ops import Concat, Relayout
 from fusec.schedule.program import inputs_of
+from fusec.system.dataclass import dataclass
 
 SMALL = 8  # a thread handles all of such a small dim, if tensors are transposed to each other
 

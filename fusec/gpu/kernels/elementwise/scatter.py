@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from fusec.gpu.kernels.codegen.cuda_template import CudaTemplate, cuda_template
 from fusec.gpu.kernels.codegen.gpu_figures import GpuFigures
@@ -28,6 +27,7 @@ from fusec.gpu.kernels.codegen.pointwise_code import Space, split_index, thread_
 from fusec.ir import DType, Node, Value
 from fusec.ops import Scatter
 from fusec.schedule.aliasing import same_storage
+from fusec.system.dataclass import dataclass
 
 FEW = 1 << 8  # updates that each thread compares its element with
 FEW_COMPARISONS = 1 << 7  # of all elements with all updates, for each thread of a full GPU

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 from fusec.gpu.kernels.codegen.cuda_template import cuda_template
@@ -12,6 +11,7 @@ from fusec.gpu.kernels.codegen.indexing import Strided, View
 from fusec.gpu.kernels.codegen.kernel import BLOCK, C_TYPES, ceil_div
 from fusec.gpu.kernels.codegen.pointwise_code import PointwiseCode, Space, split_index, stride_along
 from fusec.ir import Value
+from fusec.system.dataclass import dataclass
 
 SIDE = 32  # of a tile: a warp reads or writes one row
 _CUDA = cuda_template(__package__, "transpose_tiles.cuh")

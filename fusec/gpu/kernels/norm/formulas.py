@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -11,6 +10,7 @@ from fusec.gpu.kernels.codegen.kernel import HALVES, compute_type
 from fusec.gpu.kernels.codegen.op_table import literal
 from fusec.ir import DType, Node, Op, TensorType
 from fusec.ops import GroupNorm, InstanceNorm, LayerNorm, Reduce, RmsNorm, Softmax
+from fusec.system.dataclass import dataclass
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ clusters they wait for each other at a barrier counter in memory, so all must ru
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 
 from fusec.gpu.kernels.codegen.cuda_template import CudaTemplate, cuda_template
@@ -17,6 +17,7 @@ from fusec.gpu.kernels.norm.resident_norm import ResidentNorm, meet_at_counter
 from fusec.gpu.kernels.norm.row_step import RowStep
 from fusec.ir import DType
 from fusec.ops import GroupNorm
+from fusec.system.dataclass import dataclass
 
 WARP = 32
 MBARRIER_BYTES = 16  # for the barrier, before the numbers that the blocks of a cluster send each other

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 
 from fusec.gpu.kernels.codegen.cuda_template import CudaTemplate, cuda_template
@@ -18,6 +18,7 @@ from fusec.gpu.kernels.codegen.op_table import literal
 from fusec.gpu.kernels.codegen.pointwise_code import PointwiseCode, Space
 from fusec.ir import DType, Node, Value
 from fusec.ops import InstanceNorm, MaxPool
+from fusec.system.dataclass import dataclass
 
 BLOCK, LANES = 256, 32  # threads; vectors of channels that a block visits together, at most
 TURNS = 8  # loads of a thread that are issued together

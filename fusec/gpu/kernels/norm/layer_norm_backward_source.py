@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 
 from fusec.gpu.kernels.codegen.cuda_template import CudaTemplate, cuda_template
@@ -18,6 +18,7 @@ from fusec.gpu.kernels.norm.norm_step import NormStep
 from fusec.ir import DType, Value
 from fusec.ops import LayerNormBackward
 from fusec.schedule.program import inputs_of
+from fusec.system.dataclass import dataclass
 
 _CUDA = cuda_template(__package__, "layer_norm_backward.cuh")
 AHEAD_BYTES = 200 << 10  # for rows copied ahead, at most; the figures bound it on GPUs that have less

@@ -7,11 +7,11 @@ the epilogue, or compute on the statistics.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 
 from fusec.gpu.kernels.norm.step_roles import ancestors
 from fusec.ir import Node, Value
+from fusec.system.dataclass import dataclass
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from fusec.gpu.kernels.codegen.copies_ahead import CopiesAhead
 from fusec.gpu.kernels.codegen.cuda_template import cuda_template
@@ -14,6 +14,7 @@ from fusec.gpu.kernels.codegen.pointwise_code import BYTES, PointwiseCode, Space
 from fusec.gpu.kernels.codegen.row_plan import CACHED, RowPlan
 from fusec.gpu.kernels.norm.row_step import RowStep
 from fusec.ops import Reduce
+from fusec.system.dataclass import dataclass
 
 WARP = 32
 _CUDA = cuda_template(__package__, "row.cuh")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from fusec.gpu.kernels.codegen.kernel import C_TYPES
 from fusec.gpu.kernels.codegen.pointwise_code import can_generate
@@ -12,6 +12,7 @@ from fusec.gpu.kernels.norm.step_roles import ancestors
 from fusec.ir import Node, Op, TensorType, Value
 from fusec.ops import AvgPool, GroupNorm, InstanceNorm, LayerNorm, MaxPool, Reduce, RmsNorm, Softmax
 from fusec.schedule.program import inputs_of
+from fusec.system.dataclass import dataclass
 
 ANCHORS = (Reduce, Softmax, LayerNorm, RmsNorm, InstanceNorm, GroupNorm, AvgPool, MaxPool)
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from fusec.gpu.kernels.codegen.cuda_template import CudaTemplate
 from fusec.gpu.kernels.codegen.kernel import BLOCK, Arguments, ceil_div
 from fusec.gpu.kernels.codegen.pointwise_code import Space, thread_index
 from fusec.ir import Value
 from fusec.ops.pooling import Pool
+from fusec.system.dataclass import dataclass
 
 UNROLLED = 256  # taps of all windows of a thread; the compiler decides about larger loops
 

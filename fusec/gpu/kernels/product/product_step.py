@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from fusec.gpu.kernels.codegen.gpu_figures import GpuFigures
 from fusec.gpu.kernels.codegen.kernel import HALVES
@@ -12,6 +11,7 @@ from fusec.gpu.kernels.codegen.pointwise_code import can_generate, stride_along,
 from fusec.ir import DType, Node, TensorType, Value, channels_last
 from fusec.ops import Conv, MatMul
 from fusec.schedule.program import inputs_of
+from fusec.system.dataclass import dataclass
 
 PACK = 8  # neighbours of a result that a thread handles
 MIN_ROWS = 512  # a bound of what is tried; tuning times the kernel on each GPU, so this needs no figure

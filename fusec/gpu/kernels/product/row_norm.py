@@ -6,7 +6,6 @@ Every block computes the norm for itself, which saves a launch.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -15,6 +14,7 @@ from fusec.gpu.kernels.codegen.kernel import C_TYPES, HALVES, Arguments, ceil_di
 from fusec.gpu.kernels.codegen.pointwise_code import can_generate
 from fusec.ir import Node, TensorType, Value
 from fusec.ops import MatMul, PackedMatMul, RmsNorm, Slice
+from fusec.system.dataclass import dataclass
 
 MAX_ROWS = 4  # in registers
 MAX_STREAMED = 31  # in shared memory; a warp copies them and their scale

@@ -9,7 +9,6 @@ kernel (int8/thin_bytes.py).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from fusec.gpu.kernels.codegen.cuda_template import CudaTemplate, c_bool, cuda_template
 from fusec.gpu.kernels.codegen.gpu_figures import GpuFigures
@@ -18,6 +17,7 @@ from fusec.gpu.kernels.codegen.pointwise_code import PointwiseCode, Space, split
 from fusec.gpu.kernels.product.int8.thin_bytes import thin_bytes
 from fusec.gpu.kernels.product.product_step import PACK, ProductStep, match_product
 from fusec.ir import DType, Node, TensorType, Value
+from fusec.system.dataclass import dataclass
 
 DEPTH_BYTES = 64  # of a row, of a warp
 COLUMNS, ROWS = 32, 16  # of one product of a warp

@@ -7,7 +7,6 @@ neighbours, and then they add up their sums. A long line is split into parts, wh
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from fusec.gpu.kernels.codegen.cuda_template import cuda_template
 from fusec.gpu.kernels.codegen.gpu_figures import GpuFigures
@@ -26,6 +25,7 @@ from fusec.gpu.kernels.codegen.pointwise_code import PointwiseCode, Space, can_g
 from fusec.gpu.kernels.norm.step_roles import ancestors
 from fusec.ir import Node, Value
 from fusec.ops import Cumulate
+from fusec.system.dataclass import dataclass
 
 SHORT = 16  # elements of a line that a thread adds up alone
 ITEMS = 4  # neighbours that a thread adds up alone

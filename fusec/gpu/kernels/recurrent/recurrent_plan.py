@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property
 
 from fusec.gpu.kernels.codegen.kernel import HALVES, ceil_div
 from fusec.ir import DType, Node, Value
 from fusec.ops import Recurrent
+from fusec.system.dataclass import dataclass
 
 WARPS = 8
 HELD_REGISTERS = 96  # of a thread, for weights

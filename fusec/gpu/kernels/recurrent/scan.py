@@ -7,7 +7,7 @@ sequences are copied a few steps at a time, so that a step seldom waits for memo
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from fusec.gpu.kernels.codegen.cuda_template import cuda_template
 from fusec.gpu.kernels.codegen.gpu_figures import GpuFigures
@@ -18,6 +18,7 @@ from fusec.gpu.kernels.recurrent.scan_sums import sum_code
 from fusec.ir import Node, Value
 from fusec.lowering.scan_plan import WARP, ScanPlan, scan_plan
 from fusec.ops import MatMul, Reduce, Scan
+from fusec.system.dataclass import dataclass
 
 _CUDA = cuda_template(__package__, "scan.cuh")
 

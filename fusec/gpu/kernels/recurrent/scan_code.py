@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from fusec.gpu.kernels.codegen.kernel import HALVES, compute_type
 from fusec.gpu.kernels.codegen.op_table import expression, literal
@@ -16,6 +16,7 @@ from fusec.gpu.kernels.codegen.pointwise_code import EXACT, cast, rounded_to
 from fusec.gpu.kernels.recurrent.scan_views import At, broadcast, element_of_view
 from fusec.ir import Constant, Value
 from fusec.ops import Cast, Pointwise
+from fusec.system.dataclass import dataclass
 
 
 @dataclass(frozen=True)

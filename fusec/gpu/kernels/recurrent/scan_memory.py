@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 from fusec.gpu.kernels.codegen.kernel import C_TYPES, Arguments
 from fusec.gpu.kernels.recurrent.scan_code import BodyCode, Memory
 from fusec.gpu.kernels.recurrent.scan_views import At
 from fusec.ir import Value
 from fusec.lowering.scan_plan import SHARED_BYTES, ScanPlan
+from fusec.system.dataclass import dataclass
 
 COPIED_BYTES = 1 << 13  # of the rows of a sequence that are copied together, and of a value that all steps read
 ROOM = (3 << 14) - SHARED_BYTES  # for these copies: what every GPU has of shared memory, without states and results

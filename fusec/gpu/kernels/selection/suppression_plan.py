@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 from fusec.gpu.kernels.codegen.gpu_figures import GpuFigures
 from fusec.gpu.kernels.codegen.kernel import ceil_div, power_of_two
+from fusec.system.dataclass import dataclass
 
 KEY_BYTES = 8
 TILE = 64  # boxes that are compared with as many others, one bit for each pair

@@ -6,7 +6,7 @@ import asyncio
 import functools
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 from aiohttp import web
@@ -30,6 +30,7 @@ from fusec.serving.server.front_end.worker_link import WorkerAnswer, WorkerLink
 from fusec.serving.server.memory.shared_arena import SharedArena
 from fusec.serving.server.memory.shared_regions import RegionError
 from fusec.serving.server.server_options import ServerOptions
+from fusec.system.dataclass import dataclass
 
 _log = logging.getLogger("fusec.serving")
 

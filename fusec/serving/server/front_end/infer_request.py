@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
@@ -17,6 +16,7 @@ import numpy as np
 from fusec.errors import FusecError
 from fusec.serving.served_model import ANY, DATATYPES, ServedModel, ServedTensor
 from fusec.serving.server.request_frames import ROWS, RequestForm
+from fusec.system.dataclass import dataclass
 from fusec.system.printable import printable
 from fusec.system.untrusted import read_json
 

@@ -8,13 +8,13 @@ import itertools
 import logging
 import socket
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from fusec.serving.served_model import ServedModel
 from fusec.serving.server.frames import AnswerTensor, read_frame, split_answers
 from fusec.serving.server.memory.shared_arena import SharedArena
 from fusec.serving.server.request_frames import forget_frame, request_frame
+from fusec.system.dataclass import dataclass
 
 _RETRY_S = 0.05  # seconds between attempts to connect to a worker that starts
 _log = logging.getLogger("fusec.serving")

@@ -13,12 +13,13 @@ import re
 import stat
 import threading
 from collections.abc import Container, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from fusec.errors import FusecError
 from fusec.serving.server.memory.request_memory import RequestMemory
+from fusec.system.dataclass import dataclass
 from fusec.system.printable import printable
 from fusec.system.untrusted import read_json
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,6 +12,7 @@ from fusec.execution.signature import TensorSpec
 from fusec.ir import DType, TensorType
 from fusec.lowering.packing import empty
 from fusec.runtime import Executable
+from fusec.system.dataclass import dataclass
 from fusec.system.threaded_copy import ThreadedCopy
 
 Arrays = Mapping[str, Any]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
@@ -16,6 +15,7 @@ from fusec.serving.served_model import ANY, describe
 from fusec.serving.server.request_frames import RequestForm
 from fusec.serving.server.worker.batch_buffer import BatchBuffer, Feeds, PendingResults, fetch
 from fusec.serving.server.worker.batch_queue import BatchGroup
+from fusec.system.dataclass import dataclass
 from fusec.system.threaded_copy import ThreadedCopy
 
 Arrays = Mapping[str, np.ndarray[Any, Any]]

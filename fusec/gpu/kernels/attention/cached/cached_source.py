@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 from fusec.gpu.kernels.attention.cached.match_cached import CachedAttention
@@ -16,6 +16,7 @@ from fusec.gpu.kernels.codegen.kernel import C_TYPES, CLUSTERS, Arguments, Kerne
 from fusec.gpu.kernels.codegen.pointwise_code import PointwiseCode, stride_along
 from fusec.ir import Node
 from fusec.schedule.row_writes import RowWrite
+from fusec.system.dataclass import dataclass
 
 MOST_TOGETHER = 8  # blocks of a cluster, which every GPU with clusters can start
 OCTET = 8  # heads in a product, and elements of a pack

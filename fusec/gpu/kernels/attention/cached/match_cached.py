@@ -7,7 +7,6 @@ Decoders of all kinds have this form: rows of keys and values are scattered into
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 
 from fusec.gpu.kernels.codegen.indexing import VIEW_OPS, View, source
 from fusec.ir import HALVES, Node, TensorType, Value
@@ -15,6 +14,7 @@ from fusec.ops import Attention, Rotary, Scatter
 from fusec.schedule.aliasing import is_view
 from fusec.schedule.program import outputs_of
 from fusec.schedule.row_writes import RowWrite, match_row_writes
+from fusec.system.dataclass import dataclass
 
 PACK = 8  # elements that are read at a time
 TILE = 16  # features in a product on tensor cores

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 from fusec.gpu.kernels.attention.cached.rotary import element_coordinates, neighbours, rotate
 from fusec.gpu.kernels.codegen.cuda_template import cuda_template
@@ -21,6 +21,7 @@ from fusec.gpu.kernels.codegen.pointwise_code import PointwiseCode
 from fusec.ir import Node, TensorType, Value
 from fusec.ops import Rotary
 from fusec.schedule.row_writes import RowWrite, match_row_writes
+from fusec.system.dataclass import dataclass
 
 _CUDA = cuda_template(__package__, "write_rows.cuh")
 

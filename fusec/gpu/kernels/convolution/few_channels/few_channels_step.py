@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from fusec.gpu.kernels.codegen.byte_code import ByteCode
 from fusec.gpu.kernels.codegen.cuda_template import CudaTemplate, c_bool, cuda_template
@@ -13,6 +12,7 @@ from fusec.gpu.kernels.codegen.kernel import C_TYPES, Arguments
 from fusec.gpu.kernels.codegen.pointwise_code import PointwiseCode, Space, move_packs, strides_from
 from fusec.ir import Node, TensorType, Value, channels_last
 from fusec.ops import Conv, Pad
+from fusec.system.dataclass import dataclass
 
 CHANNELS = 4  # those of the image, and zeros
 _NAMES = {4: ("c0", "c1", "(u32)row", "(u32)column"), 5: ("c0", "c1", "frame", "(u32)row", "(u32)column")}  # by rank

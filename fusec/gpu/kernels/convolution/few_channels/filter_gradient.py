@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from fusec.gpu.kernels.codegen import wgmma
 from fusec.gpu.kernels.codegen.cuda_template import CudaTemplate, cuda_template
@@ -22,6 +22,7 @@ from fusec.gpu.kernels.convolution.few_channels.gradient_tile import FILTERS, GR
 from fusec.gpu.kernels.convolution.few_channels.image_tile import OCTET, PAIR, STRIDE
 from fusec.ir import Node, TensorType, Value
 from fusec.ops import ConvWgrad, Slice
+from fusec.system.dataclass import dataclass
 
 TILES = (4, 3, 2)  # in shared memory
 SUMS = 112  # of a thread, at most

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from fusec.gpu.kernels.codegen import wgmma
 from fusec.gpu.kernels.codegen.cuda_template import CudaTemplate, c_bool, cuda_template
@@ -25,6 +25,7 @@ from fusec.gpu.kernels.convolution.few_channels.image_tile import (
     TilePlace,
     can_share_windows,
 )
+from fusec.system.dataclass import dataclass
 
 GROUPS = (4, 3, 2, 1)  # warpgroups of a block: as many as fit
 ENOUGH = 3  # warpgroups that multiply while another one stores: with these, filters are not divided

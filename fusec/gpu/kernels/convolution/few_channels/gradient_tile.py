@@ -6,12 +6,11 @@ windows from one copy of the image. The loss has one row for each warpgroup of a
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from fusec.gpu.kernels.codegen.kernel import ceil_div
 from fusec.gpu.kernels.convolution.few_channels.image_tile import OCTET, PAIR
 from fusec.ir import Node, TensorType
 from fusec.ops import ConvWgrad
+from fusec.system.dataclass import dataclass
 
 FILTERS = 64  # of a pixel of the loss, at most
 GROUPS = 2  # warpgroups of a block

@@ -7,7 +7,7 @@ neighbouring results of a pixel, which it stores without exchange.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from fusec.gpu.kernels.codegen import wgmma
 from fusec.gpu.kernels.codegen.cuda_template import c_bool, cuda_template
@@ -24,6 +24,7 @@ from fusec.gpu.kernels.convolution.few_channels.image_tile import (
     TilePlace,
     can_share_windows,
 )
+from fusec.system.dataclass import dataclass
 
 SUMS = 64  # of a thread, at most
 TURNS = 4  # pairs of pixels that a thread loads before it stores them, at most

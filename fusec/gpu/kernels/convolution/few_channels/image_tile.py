@@ -8,12 +8,12 @@ neighbours. A product computes 8 x 8 results.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import pairwise
 
 from fusec.gpu.kernels.codegen.cuda_template import c_bool, cuda_template
 from fusec.gpu.kernels.codegen.kernel import C_TYPES, Arguments, ceil_div
 from fusec.gpu.kernels.convolution.few_channels.few_channels_step import FewChannels
+from fusec.system.dataclass import dataclass
 
 OCTET = 8  # rows, and columns, of the results of a product
 PAIR = 16  # bytes of two pixels

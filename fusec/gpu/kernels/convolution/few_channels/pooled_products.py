@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 
 from fusec.gpu.kernels.codegen import wgmma
@@ -31,6 +31,7 @@ from fusec.gpu.kernels.convolution.few_channels.image_tile import (
 from fusec.gpu.kernels.convolution.few_channels.staged_rows import StagedRows
 from fusec.ir import DType, Node
 from fusec.ops import Cast, MaxPool, Relayout
+from fusec.system.dataclass import dataclass
 
 FILTERS = 64  # rows of a product
 PART_ROWS, SUMS = (8, 7), ("upper", "lower")  # rows of the upper and the lower half of a tile, and its sums

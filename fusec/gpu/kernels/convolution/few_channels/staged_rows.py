@@ -5,11 +5,10 @@ Asynchronous copies need no registers while they are under way, so that they can
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from fusec.gpu.kernels.codegen.cuda_template import CudaTemplate, cuda_template
 from fusec.gpu.kernels.codegen.kernel import Arguments, ceil_div
 from fusec.gpu.kernels.convolution.few_channels.image_tile import THREADS, ImageTile, TilePlace
+from fusec.system.dataclass import dataclass
 
 PIECE = 16  # bytes of a copy
 PIXEL_BYTES = 6

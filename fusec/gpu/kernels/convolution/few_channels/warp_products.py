@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 
 from fusec.gpu.kernels.codegen.cuda_template import c_bool, cuda_template
@@ -20,6 +20,7 @@ from fusec.gpu.kernels.codegen.kernel import C_TYPES, Arguments, Kernel, by_valu
 from fusec.gpu.kernels.codegen.mma_tiles import COLUMNS, PIXELS
 from fusec.gpu.kernels.codegen.pointwise_code import split_index
 from fusec.gpu.kernels.convolution.few_channels.few_channels_step import CHANNELS, FewChannels
+from fusec.system.dataclass import dataclass
 
 TAPS = 4  # of one step
 MOST_STEPS = 16  # because the filters of a warp need 8 registers a step

@@ -7,7 +7,7 @@ merges the sums of its own channels in the order of the chunks, so every run giv
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import ClassVar
 
@@ -20,6 +20,7 @@ from fusec.gpu.kernels.codegen.row_plan import RowPlan
 from fusec.gpu.kernels.norm.batch_norm.batch_norm_source import BatchNormSource, space_of
 from fusec.gpu.kernels.norm.resident_norm import ResidentNorm, meet_at_counter
 from fusec.ir import Value
+from fusec.system.dataclass import dataclass
 
 # Threads of a block, turns whose loads are issued together, and vectors of channels that a block visits together, at
 # most. Of many channels, more vectors make longer accesses to memory, and more chunks to merge.

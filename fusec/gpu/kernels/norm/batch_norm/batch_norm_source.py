@@ -6,7 +6,6 @@ Squares are summed around each chunk's first element, because a large mean would
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property
 
 from fusec.gpu.kernels.codegen.cuda_template import CudaTemplate, cuda_template
@@ -18,6 +17,7 @@ from fusec.gpu.kernels.codegen.row_plan import RowPlan
 from fusec.gpu.kernels.norm.norm_step import NormStep
 from fusec.ir import DType, TensorType, Value
 from fusec.ops import BatchNormBackward, BatchNormBySums, BatchNormTrain, ChannelSums
+from fusec.system.dataclass import dataclass
 
 # Half of the least positive number of a type: what is larger is rounded to a positive number.
 LEAST_POSITIVE = {DType.F16: "0x1p-25f", DType.BF16: "0x1p-134f"}

@@ -8,7 +8,7 @@ The first turns stay in shared memory from one pass to the next. The others shar
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import ClassVar
 
@@ -22,6 +22,7 @@ from fusec.gpu.kernels.norm.batch_norm.batch_norm_resident import BatchNormResid
 from fusec.gpu.kernels.norm.batch_norm.batch_norm_source import space_of
 from fusec.ir import Node, Value
 from fusec.schedule.program import inputs_of
+from fusec.system.dataclass import dataclass
 
 BYTES_AHEAD = 64 << 10  # of a block, under way at the same time
 MOST_AHEAD = 8  # turns

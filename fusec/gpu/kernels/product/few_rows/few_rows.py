@@ -9,7 +9,7 @@ rows is computed by every block, which saves a launch.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from fusec.gpu.kernels.codegen.cuda_template import CudaTemplate, c_bool, cuda_template
 from fusec.gpu.kernels.codegen.gpu_figures import REGISTERS, GpuFigures
@@ -25,6 +25,7 @@ from fusec.gpu.kernels.product.row_norm import (
 )
 from fusec.ir import Node, TensorType, Value
 from fusec.ops import MatMul, RmsNorm, Slice
+from fusec.system.dataclass import dataclass
 
 WARPS = (8, 16, 4, 14, 2, 1)  # of a block
 WIDTHS = (4, 2, 8, 1)  # columns of a block at a time, of each product

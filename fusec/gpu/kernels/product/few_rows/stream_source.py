@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from fusec.gpu.kernels.codegen.pointwise_code import Space, split_index
 from fusec.gpu.kernels.product.few_rows.few_rows import RowsStep
 from fusec.ir import Node, TensorType, Value
 from fusec.ops import RmsNorm
+from fusec.system.dataclass import dataclass
 
 WARPS = 8  # that multiply
 LEAST_EXPONENT = -14  # of a norm's scale: the reciprocal of the power is a number of 16 bits

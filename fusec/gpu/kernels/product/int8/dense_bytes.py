@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from fusec.gpu.kernels.codegen import wgmma
 from fusec.gpu.kernels.codegen.byte_code import BYTE_PRODUCT, ByteCode
@@ -21,6 +21,7 @@ from fusec.gpu.kernels.product.product_step import ProductStep, match_product
 from fusec.ir import DType, Node, TensorType, Value
 from fusec.ops import Conv
 from fusec.schedule.program import inputs_of
+from fusec.system.dataclass import dataclass
 
 OCTET = 16  # bytes that a thread copies
 LANES = 4  # threads that share a row of a warp's product

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from fusec.gpu.kernels.codegen import wgmma
 from fusec.gpu.kernels.codegen.byte_code import BYTE_PRODUCT, ByteCode
@@ -19,6 +19,7 @@ from fusec.gpu.kernels.codegen.kernel import Arguments, Launch, ceil_div
 from fusec.gpu.kernels.codegen.pointwise_code import Space, split_index
 from fusec.gpu.kernels.product.product_step import ProductStep
 from fusec.ir import Value
+from fusec.system.dataclass import dataclass
 
 TILE, GROUP_THREADS, LANES, OCTET_BYTES = 64, 128, 4, 16
 LINE_BYTES = 128  # of the cache

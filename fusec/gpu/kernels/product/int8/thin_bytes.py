@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 
 from fusec.gpu.kernels.codegen.byte_code import BYTE_PRODUCT, SMALL, START, ByteCode
@@ -15,6 +14,7 @@ from fusec.gpu.kernels.codegen.pointwise_code import Space, move_packs, split_in
 from fusec.gpu.kernels.product.product_step import ProductStep
 from fusec.ir import DType, Value
 from fusec.schedule.program import inputs_of
+from fusec.system.dataclass import dataclass
 
 ROWS, WARPS = 16, BLOCK // 32
 ROW_REGISTERS = 64  # of a thread, for what it reads of its two rows

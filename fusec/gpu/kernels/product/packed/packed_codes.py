@@ -6,12 +6,11 @@ warp, in the order of the operands of `mma.sync`: thread 4g + q has columns g an
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from fusec.gpu.kernels.codegen.cuda_template import CudaTemplate
 from fusec.gpu.kernels.codegen.kernel import C_TYPES
 from fusec.ir import DType, Node, TensorType, Value
 from fusec.ops import PackedMatMul
+from fusec.system.dataclass import dataclass
 
 DEPTH = 16  # of one product of a warp
 SIGNED = (DType.I4, DType.I8)

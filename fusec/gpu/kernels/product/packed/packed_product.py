@@ -8,7 +8,6 @@ the constant is stored in that order. An integer becomes a float by its bits: co
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from fusec.gpu.kernels.codegen.gpu_figures import GpuFigures
 from fusec.gpu.kernels.codegen.kernel import HALVES, Arguments, Kernel, Launch, ceil_div, with_variants
@@ -20,6 +19,7 @@ from fusec.gpu.kernels.product.row_norm import begins_few_rows
 from fusec.ir import Node, Value
 from fusec.ops import PackedMatMul, RmsNorm
 from fusec.ops.matmul import MAX_ROWS, fits_kernel
+from fusec.system.dataclass import dataclass
 
 BUSY_WARPS = 16  # of a multiprocessor: with fewer the sum is split among blocks
 MAX_PARTS = 8

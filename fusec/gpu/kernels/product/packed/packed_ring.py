@@ -8,7 +8,7 @@ more warps, and more bytes are requested at the same time.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from fusec.gpu.kernels.codegen.cuda_template import CudaTemplate
 from fusec.gpu.kernels.codegen.gpu_figures import REGISTERS, GpuFigures
@@ -17,6 +17,7 @@ from fusec.gpu.kernels.product.packed.packed_codes import PackedCodes
 from fusec.gpu.kernels.product.packed.packed_source import OCTET, PackedSource
 from fusec.gpu.kernels.product.row_norm import BlockRows
 from fusec.ir import Node, Value
+from fusec.system.dataclass import dataclass
 
 MAX_TILES = 16  # of a block
 FEW_SUMS = 16  # of a thread, which leave registers for the rows of two chunks

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from fusec.gpu.kernels.codegen.cuda_template import CudaTemplate, c_bool, cuda_template
 from fusec.gpu.kernels.codegen.kernel import C_TYPES, Arguments, Launch, ceil_div
 from fusec.gpu.kernels.codegen.pointwise_code import PointwiseCode, Space, split_index
 from fusec.gpu.kernels.product.packed.packed_codes import PackedCodes
 from fusec.ir import Node, TensorType, Value
+from fusec.system.dataclass import dataclass
 
 OCTET = 8  # rows of one product
 CUDA = cuda_template(__package__, "packed_product.cuh")

@@ -6,12 +6,12 @@ import functools
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from email.utils import formatdate
 from http import HTTPStatus
 
 from fusec import __version__
 from fusec.serving.server.front_end.http.request_head import JSON_LENGTH
+from fusec.system.dataclass import dataclass
 
 RETRY_AFTER_S = "1"
 

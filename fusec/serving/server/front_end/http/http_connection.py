@@ -14,12 +14,12 @@ import math
 import socket
 from collections import deque
 from collections.abc import Callable, MutableMapping
-from dataclasses import dataclass
 from typing import Any
 
 from fusec.serving.server.front_end.http.http_answer import HttpAnswer
 from fusec.serving.server.front_end.http.request_head import END, RequestHead, read_head
 from fusec.serving.server.memory.shared_arena import ALIGNMENT, SharedArena
+from fusec.system.dataclass import dataclass
 
 _ROOM_BYTES = 16 << 10  # for heads; what arrives of a body with its head is copied once more
 _WAKE_BYTES = 256 << 10  # of a body, which the kernel collects before it wakes up this process

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import functools
 import re
-from dataclasses import dataclass
+
+from fusec.system.dataclass import dataclass
 
 END = b"\r\n\r\n"
 JSON_LENGTH = "Inference-Header-Content-Length"  # the header that counts the bytes of JSON before binary tensors

@@ -9,7 +9,7 @@ filled yet.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 from fusec.gpu.kernels.attention.cached.cached_source import BATCH, CUDA, CachedAttentionSource
@@ -17,6 +17,7 @@ from fusec.gpu.kernels.codegen.cuda_template import c_bool, cuda_template
 from fusec.gpu.kernels.codegen.gpu_figures import GpuFigures
 from fusec.gpu.kernels.codegen.kernel import C_TYPES, Arguments, Kernel, ceil_div
 from fusec.gpu.kernels.codegen.pointwise_code import stride_along
+from fusec.system.dataclass import dataclass
 
 KEYS = 16  # of a warp at a time
 HEADS = 16  # in a product
