@@ -1,9 +1,9 @@
 """Record cuDNN's answers for the tests: `python benchmarks/checks/cudnn_answers.py [PYTEST ARGUMENTS]`.
 
 The tests run with an empty cache and ask cuDNN everything. What they asked is written to
-tests/gpu/cudnn/recorded_answers.json.gz, also where a test failed. Record anew after a change of fusec/gpu/cudnn,
-fusec/lowering/known_bugs or fusec/targets, of the lowering of many graphs, or of the pinned cuDNN. Without that the
-tests give the same results, and take longer.
+tests/gpu/cudnn/recorded_answers.json.gz, also where a test failed. Record anew after a change of the code that asks,
+because a test fails until then. Record anew also after a change of fusec/lowering/known_bugs or fusec/targets, of the
+lowering of many graphs, or of the pinned cuDNN. Without that the tests give the same results, and take longer.
 """
 
 from __future__ import annotations

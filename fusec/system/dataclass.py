@@ -60,9 +60,11 @@ class _FirstInit:
     def __get__(self, instance: Any, owner: type) -> Any:
         cls = self._cls
         fields = [(field.name, field.type, field) for field in dataclasses.fields(cls)]
-        hook = {"__post_init__": cls.__post_init__} if hasattr(cls, "__post_init__") else None
+        members = {"__doc__": cls.__doc__}
+        if hasattr(cls, "__post_init__"):
+            members["__post_init__"] = cls.__post_init__
         made = dataclasses.make_dataclass(
-            cls.__name__, fields, namespace=hook, repr=False, eq=False, frozen=self._frozen
+            cls.__name__, fields, namespace=members, repr=False, eq=False, match_args=False, frozen=self._frozen
         )
         init: Any = made.__init__
         init.__qualname__ = f"{cls.__qualname__}.__init__"  # errors of calls name it

@@ -1,8 +1,8 @@
 """Read and write the answers of cuDNN that tests take from a file, because most of the suite's time went into them.
 
 A verdict is keyed by the graph, the target, the versions of the libraries and the rules of `fusec.lowering.known_bugs`.
-So a changed graph, library or rule is asked about anew. The file also names the code that asks: after an edit of it,
-all is asked anew. tests/gpu/cudnn always asks.
+So a changed graph, library or rule is asked about anew. The file also names the code that asks. After an edit of it
+all is asked anew, and a test fails until the answers are recorded again. tests/gpu/cudnn always asks.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from fusec.gpu.cudnn.legality.verdict_keys import verdict_environment
 from fusec.plans.sqlite_cache import Store
 from fusec.targets.target import load, names
 
+FOLDER = Path(cudnn.__file__).parent
+ASKING = ("legality.oracle", "worker")  # the process that asks, and the process that asks cuDNN for it
 FILE = Path(__file__).with_name("recorded_answers.json.gz")
 NEW = "python benchmarks/checks/cudnn_answers.py records them anew"
 
@@ -68,8 +70,7 @@ def summary() -> str:
 def code_digest() -> str:
     """Return a digest of the code that asks cuDNN, without its comments and docstrings."""
     digest = hashlib.sha256()
-    for path in sorted(Path(cudnn.__file__).parent.rglob("*.py")):
-        tree = ast.parse(path.read_text())
+    for _, tree in sorted(asking_modules().items()):
         for node in ast.walk(tree):
             if isinstance(
                 node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
@@ -77,3 +78,20 @@ def code_digest() -> str:
                 node.body = node.body[1:]
         digest.update(ast.dump(tree).encode())
     return digest.hexdigest()
+
+
+def asking_modules() -> dict[str, ast.Module]:
+    """Parse the modules of `fusec.gpu.cudnn` that an answer goes through, by name: ASKING and what they import."""
+    parsed: dict[str, ast.Module] = {}
+    left = list(ASKING)
+    while left:
+        name = left.pop()
+        file = FOLDER.joinpath(*name.split(".")).with_suffix(".py")
+        if name in parsed or not file.exists():
+            continue
+        parsed[name] = ast.parse(file.read_text())
+        for node in ast.walk(parsed[name]):
+            if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith(cudnn.__name__):
+                place = node.module.removeprefix(cudnn.__name__).strip(".")
+                left += [place, *(f"{place}.{each.name}".strip(".") for each in node.names)]
+    return parsed

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 
 import pytest
 from gpu.cudnn import recorded_answers
-from gpu.cudnn.recorded_answers import asked, recorded, seed, summary, write
+from gpu.cudnn.recorded_answers import NEW, asked, asking_modules, code_digest, recorded, seed, summary, write
 
 from fusec import driver
 from fusec.gpu.cudnn.legality.oracle import Oracle
@@ -44,6 +45,19 @@ def test_cudnn_answers_as_recorded(fusec_cache: Path, tmp_path: Path) -> None:
     if not both:
         pytest.skip(summary())
     assert {key: json.loads(today[key]) for key in both} == {key: json.loads(known[key]) for key in both}
+
+
+def test_answers_are_of_this_code() -> None:
+    """Otherwise every run asks cuDNN everything, which takes longer than the tests."""
+    held = json.loads(gzip.decompress(recorded_answers.FILE.read_bytes()))
+    assert held["code"] == code_digest(), NEW
+
+
+def test_the_code_that_asks_is_what_the_oracle_and_the_worker_import() -> None:
+    names = asking_modules().keys()
+    needed = {"worker", "legality.oracle", "legality.graph_check", "plans.emit", "without_driver.driver_stand_in"}
+    assert needed <= names
+    assert not {"load_engines", "plans.built_plan", "legality.judges"} & names
 
 
 def test_answers_of_other_code_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
