@@ -57,7 +57,8 @@ def measured(stage: str, folder: Path, arguments: Sequence[str]) -> dict[str, An
     if stage == "check":
         command = [sys.executable, "-m", "pytest", "-p", "benchmarks.checks.suite_times", "-n", "2", *arguments]
     scratch = {"FUSEC_CACHE": folder / "cache", "TMPDIR": folder, "FUSEC_SUITE_TIMES": folder}
-    own = {**scratch, "FUSEC_REQUIRE_CUDNN": "1", "PYTHONPATH": ROOT, "PYTHONDONTWRITEBYTECODE": ""}  # as make sets it
+    make = {"FUSEC_REQUIRE_CUDNN": "1", "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": ""}  # as make sets them
+    own = {**scratch, **make, "PYTHONPATH": ROOT}
     before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     done = subprocess.run(command, cwd=ROOT, env=os.environ | {k: str(v) for k, v in own.items()}, check=False)
     if done.returncode:
