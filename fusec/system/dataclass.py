@@ -23,8 +23,8 @@ else:
     def dataclass(cls=None, /, *, frozen=False, eq=True):
         """Return the class with the fields and methods of a dataclass; the options are the standard decorator's.
 
-        A standard dataclass cannot extend a frozen one of these. TypeError: as the standard decorator, but for wrong
-        defaults when the first object is made.
+        A standard dataclass cannot extend a frozen one of these. A field without a default after one with a default
+        is a TypeError, as in the standard library, but not before the first object is made.
         """
         return _dataclass(cls, frozen, eq) if cls is not None else lambda made: _dataclass(made, frozen, eq)
 
