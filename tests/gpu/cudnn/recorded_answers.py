@@ -70,7 +70,7 @@ def summary() -> str:
 def code_digest() -> str:
     """Return a digest of the code that asks cuDNN, without its comments and docstrings."""
     digest = hashlib.sha256()
-    for _, tree in sorted(asking_modules().items()):
+    for tree in asking_modules().values():
         for node in ast.walk(tree):
             if isinstance(
                 node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
@@ -94,4 +94,4 @@ def asking_modules() -> dict[str, ast.Module]:
             if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith(cudnn.__name__):
                 place = node.module.removeprefix(cudnn.__name__).strip(".")
                 left += [place, *(f"{place}.{each.name}".strip(".") for each in node.names)]
-    return parsed
+    return dict(sorted(parsed.items()))
