@@ -81,9 +81,11 @@ class _Sampler:
     # constants -------------------------------------------------------------------------------------------
 
     def _constant(self, node: Node) -> Samples:
-        plain = in_float64(cast(Constant, node.op).literal.array)
         self.constant.add(node.result)
-        dtype = node.result.type.dtype
+        return self._stored_constant(in_float64(cast(Constant, node.op).literal.array), node.result.type.dtype)
+
+    def _stored_constant(self, plain: HostArray, dtype: DType) -> Samples:
+        """Return a constant of the graph, or what a pass may compute from constants and store, with its rounding."""
         if not dtype.is_float or self.constants_exact or not plain.any():
             return self._undisturbed(plain)
         narrow = min(dtype, self.narrowest, key=digits)
@@ -110,6 +112,9 @@ class _Sampler:
         operands = [self._as_read(s, i) for i, s in enumerate(operands)]
         results = self._evaluate(node, plain)
         floating = any(v.type.dtype.is_float for v in node.results)
+        if self.rounding.meaning and self.constant.issuperset(node.results) and all(s.exact for s in operands):
+            # such as integers cast to floats: a pass may fold a factor into them, and round the products
+            return [self._stored_constant(r, v.type.dtype) for r, v in zip(results, node.results, strict=True)]
         exact = is_move(op) or (not floating) or is_single(op)
         summed = not exact and not self._scaled(node) and is_exact(node, plain, *self._precision(node))
         flipped = flips(node, operands, results[0], self.rounding)
