@@ -15,6 +15,7 @@ from fusec.gpu.kernels.attention.score_bias import MOST_LOADED, ScoreBias, witho
 from fusec.gpu.kernels.attention.wgmma_source import GroupTiles
 from fusec.gpu.kernels.codegen import wgmma
 from fusec.gpu.kernels.codegen.cuda_template import c_bool, cuda_template
+from fusec.gpu.kernels.codegen.equal_steps import once_for_equal_steps
 from fusec.gpu.kernels.codegen.gpu_figures import GpuFigures
 from fusec.gpu.kernels.codegen.indexing import VIEW_OPS, View, expanded, source, view_of_operand
 from fusec.gpu.kernels.codegen.kernel import C_TYPES, HALVES, Arguments, Kernel, ceil_div, with_variants
@@ -36,6 +37,7 @@ ONE_STEP = 64  # keys whose scores registers hold together
 RESIDENT_WARPS = 26  # of a multiprocessor: with more, registers are spilled
 
 
+@once_for_equal_steps
 def attention_forward(nodes: Sequence[Node], outputs: Sequence[Value], figures: GpuFigures) -> Kernel | None:
     """Return the kernel of an attention, which has a bias only if it is short; None for other steps.
 

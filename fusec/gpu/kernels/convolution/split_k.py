@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from fusec.gpu.kernels.codegen.equal_steps import once_for_equal_steps
 from fusec.gpu.kernels.codegen.gpu_figures import GpuFigures
 from fusec.gpu.kernels.codegen.kernel import CLUSTERS, HALVES, Kernel, ceil_div, with_variants
 from fusec.gpu.kernels.codegen.mma_tiles import can_follow
@@ -27,6 +28,7 @@ VARIANTS = ((32, 32, 4, 1), (16, 32, 4, 1), (16, 64, 4, 2))
 SHARED_BYTES = 200 << 10  # of a block, at most; the figures bound it on GPUs that have less
 
 
+@once_for_equal_steps
 def split_k(nodes: Sequence[Node], outputs: Sequence[Value], figures: GpuFigures) -> Kernel | None:
     """Return the kernel of a convolution over few pixels and its epilogue; None for other steps."""
     conv, rest = nodes[0], nodes[1:]

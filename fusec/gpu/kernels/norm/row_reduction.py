@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from fusec.gpu.kernels.codegen.copies_ahead import ASYNCHRONOUS
+from fusec.gpu.kernels.codegen.equal_steps import once_for_equal_steps
 from fusec.gpu.kernels.codegen.gpu_figures import GpuFigures
 from fusec.gpu.kernels.codegen.kernel import BLOCK, Kernel, ceil_div
 from fusec.gpu.kernels.codegen.row_plan import COALESCED_BYTES, RowPlan, RowShape, plan_rows
@@ -49,6 +50,7 @@ VARIANTS = (  # the first is the default
 )
 
 
+@once_for_equal_steps
 def row_reduction(nodes: Sequence[Node], outputs: Sequence[Value], figures: GpuFigures) -> Kernel | None:
     """Return the kernel of a reduction, softmax or norm with pointwise ops around it; None for other steps."""
     step = match_row_step(nodes, outputs)

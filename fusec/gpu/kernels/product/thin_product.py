@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fusec.gpu.kernels.codegen.cuda_template import CudaTemplate, c_bool, cuda_template
+from fusec.gpu.kernels.codegen.equal_steps import once_for_equal_steps
 from fusec.gpu.kernels.codegen.gpu_figures import GpuFigures
 from fusec.gpu.kernels.codegen.kernel import BLOCK, C_TYPES, Arguments, Kernel, Launch, ceil_div, with_variants
 from fusec.gpu.kernels.codegen.pointwise_code import PointwiseCode, Space, split_index
@@ -27,6 +28,7 @@ WAVES = (4, 2)  # blocks for each multiprocessor, at most; fewer blocks read wei
 _CUDA = cuda_template(__package__, "thin_product.cuh")
 
 
+@once_for_equal_steps
 def thin_product(nodes: Sequence[Node], outputs: Sequence[Value], figures: GpuFigures) -> Kernel | None:
     """Return the kernel of a thin product with pointwise ops around it; None for other steps."""
     step = match_product(nodes)
