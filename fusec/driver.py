@@ -170,7 +170,11 @@ def compile(
 
 def _warned(executable: AnyExecutable) -> AnyExecutable:
     """Return an executable, with a ManyLaunchesWarning if its model became many times as many launches."""
-    if isinstance(executable, Executable) and executable.compiled.program.launches >= launch_hint.MANY_LAUNCHES:
+    if (
+        isinstance(executable, Executable)
+        and executable.compiled.program.launches >= launch_hint.MANY_LAUNCHES
+        and launch_hint.may_have_grown(executable.compiled.program)
+    ):
         hint = launch_hint.launches(executable.compiled)
         if hint is not None and hint.grew:
             warnings.warn(hint.text, ManyLaunchesWarning, stacklevel=3)

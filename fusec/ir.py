@@ -20,7 +20,16 @@ from typing import Any, cast
 
 from fusec.errors import VerifyError
 from fusec.graph.body import Body
-from fusec.graph.literal import Literal, MissingLiteral, digest_all, is_scale, load_all, load_early, operand_all
+from fusec.graph.literal import (
+    Literal,
+    MissingLiteral,
+    digest_all,
+    is_scale,
+    load_all,
+    load_early,
+    noted_reads,
+    operand_all,
+)
 from fusec.graph.op import Array, Constant, HostArray, Op, Return
 from fusec.graph.printer import (
     INLINE_ELEMENTS,
@@ -28,6 +37,7 @@ from fusec.graph.printer import (
     print_graph,
     print_literal,
     print_node,
+    print_op,
     quote,
     quote_string,
 )
@@ -59,12 +69,14 @@ __all__ = [
     "is_scale",
     "load_all",
     "load_early",
+    "noted_reads",
     "operand_all",
     "positions",
     "print_attribute",
     "print_graph",
     "print_literal",
     "print_node",
+    "print_op",
     "quote",
     "quote_string",
 ]

@@ -65,6 +65,14 @@ def parse(text: str, weights: Mapping[str, Array | Literal] | None = None) -> Gr
     return graph
 
 
+def parse_op(text: str) -> Op:
+    """Parse an op without operands, as `fusec.ir.print_op` prints it. Raises ModelError for anything else."""
+    parser = _Parser(text, {})
+    op = parser.attributes(parser.op_class(), 0)
+    parser.expect_end("op")
+    return op
+
+
 class _Parser:
     """A recursive-descent parser that holds one token: its kind, its text, and where it starts."""
 
@@ -113,9 +121,9 @@ class _Parser:
         if not self.take(token):
             self.fail(f"expected {token!r}, found {self.token!r}" if self.token else f"expected {token!r}, not the end")
 
-    def expect_end(self) -> None:
+    def expect_end(self, what: str = "graph") -> None:
         if self.kind != "end":
-            self.fail(f"unexpected {self.token!r} after the graph")
+            self.fail(f"unexpected {self.token!r} after the {what}")
 
     def listed(self, close: str, item: Callable[[], _Item]) -> list[_Item]:
         """Parse items with commas between them, up to the token `close`."""
@@ -194,9 +202,7 @@ class _Parser:
         if self.take("constant"):
             self.constant(graph, names, at)
             return
-        if self.kind != "word" or self.token not in BY_NAME:
-            self.fail(f"unknown op {self.token!r}")
-        op_class = BY_NAME[self.advance()]
+        op_class = self.op_class()
         self.expect("(")
         operands = self.listed(")", self.operand)
         op = self.attributes(op_class, at)
@@ -217,6 +223,11 @@ class _Parser:
             if declared != value.type:
                 graph.set_type(value, declared)
             self.values[name] = value
+
+    def op_class(self) -> type[Op]:
+        if self.kind != "word" or self.token not in BY_NAME:
+            self.fail(f"unknown op {self.token!r}")
+        return BY_NAME[self.advance()]
 
     def refuse(self, op: Op, operands: list[Value], names: list[str], at: int) -> NoReturn:
         """Point at a node whose op refuses the operands, or has another number of results than are named."""

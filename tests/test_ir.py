@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 import time
 import weakref
 from collections.abc import Callable
@@ -29,12 +30,15 @@ from fusec.ir import (
     Value,
     channels_last,
     load_all,
+    noted_reads,
     positions,
     print_attribute,
     print_graph,
     quote,
 )
 from fusec.ops import Cast, Reshape, Split, pw
+from fusec.passes.layout.precision import Narrow
+from fusec.passes.rewriting.derived_constants import Derived
 
 F32 = TensorType((2, 4), DType.F32)
 
@@ -159,6 +163,33 @@ def test_digests_tell_type_and_bytes_and_nothing_else() -> None:
     different = [zeros, zeros.reshape(8), zeros.astype(np.int32), -zeros, zeros + 1, np.zeros((2, 8), np.float16)]
     assert len({Literal.of(a).digest for a in different}) == len(different)
     assert Literal.of(np.zeros((0, 3))).digest != Literal.of(np.zeros((3, 0))).digest
+
+
+def test_reads_of_a_thread_are_noted_with_what_they_are_computed_from() -> None:
+    w, b, within, elsewhere = (Literal.of(np.ones(4, np.float32), name) for name in ("w", "b", "within", "elsewhere"))
+    double = Derived(w.type, [w], np.positive, "w")
+    with noted_reads() as read:
+        assert double.array.any() and b.operand().any()
+        threading.Thread(target=lambda: elsewhere.array).start()
+        with noted_reads() as inner:
+            assert within.digest
+    assert read == {double, w, b, within}
+    assert inner == {within}
+    assert elsewhere.array.any()
+    assert elsewhere not in read, "nothing is noted after the block"
+
+
+def test_data_that_another_thread_has_loaded_is_noted_where_it_is_used() -> None:
+    w = Literal(F32, lambda: np.ones((2, 4), np.float32), keep=False)
+    narrow = Narrow(w, DType.F16, "w")
+    load = narrow.early()
+    assert load is not None
+    thread = threading.Thread(target=load)
+    thread.start()
+    thread.join()
+    with noted_reads() as read:
+        assert narrow.array.all()
+    assert read == {narrow, w}
 
 
 def test_literals_are_compared_by_identity() -> None:

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from ops.cases import CASES, Case
 
 from fusec.errors import ModelError
-from fusec.ir import NUMBERS, Constant, DType, Graph, Literal, TensorType, Value, print_graph, print_node
+from fusec.ir import NUMBERS, Constant, DType, Graph, Literal, TensorType, Value, print_graph, print_node, print_op
 from fusec.ops import pw
 from fusec.ops.pointwise import Pointwise
 from fusec.reference import evaluate
-from fusec.text import parse
+from fusec.text import parse, parse_op
 
 NAMES = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=6) | st.sampled_from(
     ["x", "layer1.0/conv", "a:b", "a:", '"', "\\", "\n", "%", "x y", "return", "0", "ü", "\x85", "\u2028", "}"]
@@ -442,3 +442,18 @@ def test_names_are_printed_without_control_characters_and_read_back(name: str) -
     assert all(line.isprintable() for line in text.split("\n"))
     back = parse(text)
     assert (back.name, back.inputs[0].name, list(back.output_names)) == (name, name, [f"{name}!"])
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_an_op_alone_is_parsed_as_it_is_printed(name: str) -> None:
+    for case in CASES[name]:
+        assert repr(parse_op(print_op(case.op))) == repr(case.op), "repr: NaN is not equal to itself"
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [("relu {} x", "unexpected 'x' after the op"), ("nothing", "unknown op 'nothing'"), ("cast", "cast needs to=…")],
+)
+def test_what_is_no_op_alone_is_an_error(text: str, reason: str) -> None:
+    with pytest.raises(ModelError, match=re.escape(reason)):
+        parse_op(text)

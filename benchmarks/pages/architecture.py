@@ -79,7 +79,7 @@ LAYERS = {
     "interfaces": "cli session torch_backend onnx_backend serving scale dask ray generation quantization report "
     "testing",
     "compiler": "driver compiler dynamic_shapes segments runtime",
-    "reports and files": "diagnostics convert artifacts lockfile atlas repro",
+    "reports and files": "diagnostics convert artifacts lockfile atlas program_cache repro",
     "GPU": "execution gpu",
     "passes": "passes",
     "models": "frontends builder training gradients exporters text",

@@ -184,8 +184,11 @@ QUESTIONS = {
         ),
         "Where is the cache folder, and how large does it get?": (
             "plans/cache_folder.py finds it. `MAX_BYTES` in plans/plan_cache.py bounds plans, `MAX_ENTRIES` in "
-            "plans/sqlite_cache.py bounds verdicts"
+            "plans/sqlite_cache.py bounds verdicts, "
+            "`MAX_BYTES` in program_cache/store.py programs"
         ),
+        "When is a model's file not imported again?": "compiler/file_program.py looks for its program on a GPU; "
+        "program_cache/key.py and program_cache/model_bytes.py say what it depends on",
         "What if two processes compile the same model?": (
             "cuDNN is asked about each graph once: gpu/cudnn/legality/oracle.py claims a graph by a lock of "
             "system/machine_locks.py, and others wait for the verdict. Each process times plans for itself; "

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Container, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,16 +31,15 @@ from fusec.artifacts.members import (
 )
 from fusec.artifacts.read_file import Artifact, load, load_all, table, targets, trust
 from fusec.artifacts.safetensors import write
+from fusec.artifacts.saved_options import options_data
 from fusec.artifacts.shape_table import ShapeTable
+from fusec.artifacts.write_program import graphs_of, literals_of, program_data
 from fusec.errors import FusecError
 from fusec.execution.compilation import Compiled
-from fusec.gpu.cudnn.legality.verdict_json import encode
 from fusec.gpu.launch.cubins import CompiledKernels
-from fusec.ir import Constant, Graph, Literal, digest_all, print_graph
-from fusec.passes.partition.equivalent_spellings import respell
+from fusec.ir import Graph, digest_all, print_graph
 from fusec.passes.rewriting.derived_constants import EAGER_BYTES
 from fusec.plans.lock_record import Lock
-from fusec.schedule.program import Partition, body_of
 
 __all__ = ["SUFFIX", "WEIGHTS", "Artifact", "load", "load_all", "save", "table", "targets", "trust", "versions"]
 
@@ -70,9 +69,9 @@ def save(
         each.require_answers(f"{path}: a compiled model")
     shapes = _by_shapes(path, compiled, several=table is not None)
     imported = [members[0].source for members in shapes.values()]
-    digest_all(x for graph in (*(g for c in compiled for g in _graphs(c)), *imported) for x in _literals(graph))
-    weights = {x.digest: x for c in compiled for graph in _graphs(c) for x in _literals(graph)}
-    rest = {x.digest: x for each in imported for x in _literals(each) if x.digest not in weights}
+    digest_all(x for graph in (*(g for c in compiled for g in graphs_of(c)), *imported) for x in literals_of(graph))
+    weights = {x.digest: x for c in compiled for graph in graphs_of(c) for x in literals_of(graph)}
+    rest = {x.digest: x for each in imported for x in literals_of(each) if x.digest not in weights}
     left_out = {} if sources else {d: x for d, x in rest.items() if x.type.nbytes > EAGER_BYTES}
     with written(Path(path)) as file:
         # the large members come last, before the manifest, so that the members that are read first are together
@@ -90,10 +89,7 @@ def save(
         file.stream(SOURCE_WEIGHTS, lambda member: write(member, [rest[d] for d in rest if d not in left_out]))
         if left_out:
             file.add(LEFT_OUT, json.dumps({d: [str(x.type), x.label] for d, x in left_out.items()}).encode())
-        options = {"precision": first.options.precision, "disable": first.options.disabled_names}
-        options |= {"state": [list(pair) for pair in first.options.state]} if first.options.state else {}
-        options |= {"orders": [list(pair) for pair in first.options.orders]} if first.options.orders else {}
-        options |= {"plans": first.options.plans.to_json()} if not first.options.plans.is_default else {}
+        options = options_data(first.options)
         targets = {c.target.name: c.target.digest for c in compiled}
         manifest = {"format": FORMAT, "fusec": __version__, **versions(), "options": options, "targets": targets}
         manifest |= {"timed": sorted({c.target.name for c in compiled if _is_timed(c)})}
@@ -135,31 +131,6 @@ def _is_timed(compiled: Compiled) -> bool:
     return tuned.timed if isinstance(tuned, Lock) else tuned is not None and bool(tuned.variants)
 
 
-def _graphs(compiled: Compiled) -> list[Graph]:
-    return [compiled.graph, *(s.body for s in compiled.program.steps if not _follows(compiled.graph, s))]
-
-
-def _follows(graph: Graph, step: Partition) -> bool:
-    """Tell if the graph and the names of the spelling say what the body of a step is.
-
-    Then the file does not hold the body, whose weights are often those of the graph in another order.
-    """
-    numbers: dict[Hashable, int] = {}
-
-    def label(literal: Literal) -> str:
-        large = literal.type.nbytes > EAGER_BYTES
-        return f"={numbers.setdefault(literal.key, len(numbers))}" if large else literal.digest
-
-    if not step.spelling:
-        return True
-    again = respell(body_of(graph, step.nodes), step.spelling)
-    return print_graph(again, label=label) == print_graph(step.body, label=label)
-
-
-def _literals(graph: Graph) -> Iterator[Literal]:
-    return (node.op.literal for node in graph.nodes if isinstance(node.op, Constant))
-
-
 def _text(graph: Graph) -> str:
     return print_graph(graph, locations=True, label=lambda literal: literal.digest) + "\n"
 
@@ -169,26 +140,7 @@ def _save_program(
 ) -> None:
     """Write a program and its plans; `stored` has the names of plans that the file has already."""
     name, program = compiled.target.name, compiled.program
-    number = {node: i for i, node in enumerate(program.graph.nodes)}
     keys = [None if lowered is None else lowered.graph.key for lowered in compiled.lowered]
-    steps = [
-        {
-            "nodes": [number[node] for node in step.nodes],
-            "kind": step.kind.value,
-            "spelling": list(step.spelling),
-            "body": None if _follows(program.graph, step) else _text(step.body),
-            "verdict": None if step.verdict is None else encode(step.verdict),
-            "cudnn": key,
-        }
-        for step, key in zip(program.steps, keys, strict=True)
-    ]
-    refusals = [
-        {
-            "nodes": [number[node] for node in refusal.nodes],
-            "reason": refusal.reason if isinstance(refusal.reason, str) else encode(refusal.reason),
-        }
-        for refusal in program.refusals
-    ]
 
     def listed(graphs: Iterable[str]) -> dict[str, list[dict[str, Any]]]:
         found: dict[str, list[dict[str, Any]]] = {}
@@ -202,7 +154,9 @@ def _save_program(
         return found
 
     own = dict.fromkeys(key for key in keys if key is not None)
-    data: dict[str, Any] = {"steps": steps, "refusals": refusals, "plans": listed(own)}
+    data: dict[str, Any] = {**program_data(program, _text), "plans": listed(own)}
+    for step, key in zip(data["steps"], keys, strict=True):
+        step["cudnn"] = key
     given = [entry for key in own for entry in plans.get((name, key), ())]
     if compiled.tuned is None and given and all(entry.choice.time_us is None for entry in given):
         # a GPU chooses what runs each step when it first loads the file

@@ -31,6 +31,7 @@ from fusec.artifacts.members import (
 )
 from fusec.artifacts.read_program import read_program
 from fusec.artifacts.safetensors import type_of
+from fusec.artifacts.saved_options import read_options
 from fusec.artifacts.shape_table import ShapeTable
 from fusec.artifacts.weights_member import WeightsMember
 from fusec.errors import ModelError, VerifyError
@@ -43,7 +44,6 @@ from fusec.gpu.launch.cubins import NO_CHOICE
 from fusec.ir import Graph, Literal, MissingLiteral
 from fusec.passes.base import PRECISIONS, Options
 from fusec.plans.plan_cache import PlanStore
-from fusec.plans.plan_filter import PlanFilter
 from fusec.plans.plan_record import Choice, Entry
 from fusec.plans.verdict import Verdict
 from fusec.system.dataclass import dataclass
@@ -122,14 +122,10 @@ def _load(file: Reader, target: str, store: PlanStore | None, count: int) -> lis
     if target not in manifest["targets"]:
         raise ModelError(f"{path}: was compiled for {', '.join(manifest['targets'])}, not for {target}")
     gpu, saved = load_target(target), manifest["options"]
-    state = tuple((str(name), str(output)) for name, output in saved.get("state", ()))
-    orders = tuple((str(name), tuple(map(int, order))) for name, order in saved.get("orders", ()))
     try:
-        plans = PlanFilter.from_json(saved.get("plans", {}))
+        options = read_options(saved, gpu)
     except (AttributeError, TypeError, ValueError) as error:
         raise ModelError(f"{path}: {container.MANIFEST}: plans: {error}") from error
-    options = Options.from_names(saved["precision"], saved["disable"], state=state, orders=orders, plans=plans)
-    options = replace(options, target=gpu)
     _log.info("%s: read for %s, made with cuDNN %s", path, target, manifest["cudnn"] or "none")
     kernels, untrusted = _kernels(file, target, store or PlanStore())
     notes = (f"{path}: {untrusted} of its kernels were not compiled here and are compiled anew",) if untrusted else ()

@@ -1,4 +1,4 @@
-"""Run `fusec cache`: show, clear, export and import the plan cache, and trust the plans of a .fusec file."""
+"""Run `fusec cache`: show and clear the caches, export and import plans, and trust the plans of a .fusec file."""
 
 from __future__ import annotations
 
@@ -14,34 +14,39 @@ from fusec.system.printable import printable
 
 # Imports that only a command needs are inside it: see commands.py.
 
-app = typer.Typer(help="Show, clear, export or import the plan cache.")
+app = typer.Typer(help="Show or clear the caches; export or import plans.")
 
 
 @app.command()
 def info(as_json: AsJson = False) -> None:
-    """Show what the plan cache holds, and its folder."""
+    """Show what the caches of plans and programs hold, and the folder of the plans."""
     from fusec.diagnostics.text_table import bytes_text
     from fusec.plans.plan_cache import PlanStore
+    from fusec.program_cache.store import ProgramStore
 
-    found = PlanStore().info()
+    found, programs = PlanStore().info(), ProgramStore()
+    count, size = programs.info()
     words = (
         f"{printable(str(found.folder))}: {found.entries} plans, {found.blobs} of them serialized; "
         f"{bytes_text(found.bytes)} of {bytes_text(found.max_bytes)}\n"
         f"{found.choices} choices for steps and kernels; {found.quarantined} plans in quarantine; "
-        f"{found.trusted} serialized plans trusted"
+        f"{found.trusted} serialized plans trusted\n"
+        f"{count} programs of model files; {bytes_text(size)} of {bytes_text(programs.max_bytes)}"
     )
     # the schema calls choices `forms`
     plain = {"forms" if name == "choices" else name: value for name, value in asdict(found).items()}
-    output.result({**plain, "folder": str(found.folder)}, words, as_json)
+    output.result({**plain, "folder": str(found.folder), "programs": count, "program_bytes": size}, words, as_json)
 
 
 @app.command()
 def clear(as_json: AsJson = False) -> None:
-    """Delete all plans, the quarantine, and the record of which serialized plans are trusted."""
+    """Delete all plans, the quarantine, the record of which serialized plans are trusted, and all programs."""
     from fusec.plans.plan_cache import PlanStore
+    from fusec.program_cache.store import ProgramStore
 
-    count = PlanStore().clear()
-    output.result({"cleared": count}, f"{count} plans deleted", as_json)
+    plans, programs = PlanStore().clear(), ProgramStore().clear()
+    words = f"{plans} plans and {programs} programs deleted"
+    output.result({"cleared": plans, "programs": programs}, words, as_json)
 
 
 @app.command()

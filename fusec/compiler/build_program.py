@@ -89,8 +89,7 @@ def build_program(
         family.weights.share(source)
     graph = _run_passes(source, options, pass_options)
     if oracle is not None and oracle.device:  # a GPU of this machine will run the program
-        candidate_code_digest()  # it reads many files, which takes longer while other threads load weights
-        load_early(node.op.literal for node in graph.nodes if isinstance(node.op, Constant))
+        load_constants_early(graph)
     judge = choose_judge(target, pass_options, oracle, family)
     asked = judge.within(options.budget_s) if isinstance(judge, CudnnJudge) else judge
     if pass_options.as_source:
@@ -116,6 +115,12 @@ def build_program(
     if (hint := launch_hint.launches(compiled)) is not None:
         _log.warning("%s", hint.text)
     return compiled
+
+
+def load_constants_early(graph: Graph) -> None:
+    """Begin to load the constants of a graph, which a GPU of this machine will run."""
+    candidate_code_digest()  # it reads many files, which takes longer while other threads load weights
+    load_early(node.op.literal for node in graph.nodes if isinstance(node.op, Constant))
 
 
 def _times_kernels(options: CompileOptions, pass_options: Options) -> bool:

@@ -19,6 +19,7 @@ from fusec.compiler.build_program import ModelWithHostSteps, build_program, read
 from fusec.compiler.choose_judge import start_workers
 from fusec.compiler.choose_target import require_runs_on_gpu, resolve_target
 from fusec.compiler.faster_form import faster_form, whole_us
+from fusec.compiler.file_program import FileProgram
 from fusec.compiler.gpu_executable import locked_executable, tuned_executable
 from fusec.compiler.segmented import require_whole, segmented_executable
 from fusec.compiler.size_transfer import executable_for_size
@@ -77,8 +78,9 @@ def compile_model(
     """Compile a model with checked options. See `compile`, whose keywords become the options."""
     shared = shared or Shared()
     options.report("import", 0, 1)
+    file = FileProgram.of(model, options, shapes) if wakes_gpu(options) and shared.family is None else None
     with device.woken(options.target, load_engines_once) if wakes_gpu(options) else nullcontext():
-        source = read_model(model, shapes)
+        source = read_model(model, shapes) if file is None else file.read()
     target = resolve_target(options.target)
     if isinstance(source, ModelWithHostSteps):
 
@@ -93,12 +95,15 @@ def compile_model(
 
 
 def compile_graph(
-    source: Graph, options: CompileOptions, shared: Shared, shapes: Mapping[str, Sequence[int]] | None = None
+    source: Graph | FileProgram,
+    options: CompileOptions,
+    shared: Shared,
+    shapes: Mapping[str, Sequence[int]] | None = None,
 ) -> Executable:
-    """Compile a graph, which is always one program."""
+    """Compile a graph, which is always one program, or the program of a model's file."""
     target = resolve_target(options.target)
     if target.name == CPU:
-        return Executable(build_program(source, options, target), SimulatorBackend(CPU))
+        return Executable(_build(source, options, target), SimulatorBackend(CPU))
 
     on_gpu = not options.simulate and device.is_present(target)
     with after_equal_ones(f"{options.tune} {options.plan_filter.key}") if on_gpu else nullcontext():
@@ -108,15 +113,15 @@ def compile_graph(
 def _compiled_for(
     target: Target,
     on_gpu: bool,
-    source: Graph,
+    source: Graph | FileProgram,
     options: CompileOptions,
     shared: Shared,
     shapes: Mapping[str, Sequence[int]] | None,
 ) -> Executable:
-    """Compile a graph for a target with cuDNN."""
+    """Compile a graph, or the program of a model's file, for a target with cuDNN."""
     family = shared.family
     workers = start_workers(target, on_gpu, options.plan_filter, shared.oracle, family)
-    build = partial(build_program, source, options, target, family, workers.oracle)
+    build = partial(_build, source, options, target, family, workers.oracle)
     if family is not None and family.transfers:
         family.prefetch_plans(shapes or {})
     compiled = build()
@@ -139,6 +144,21 @@ def _compiled_for(
         return executable
     floats = replace(options, rounding="fused", disable={*options.disable, ROUND_ACTIVATIONS})
     return faster_form(executable, lambda: compile_graph(source, floats, shared, shapes), whole_us)
+
+
+def _build(
+    source: Graph | FileProgram,
+    options: CompileOptions,
+    target: Target,
+    family: ShapeFamily | None = None,
+    oracle: Oracle | None = None,
+) -> Compiled:
+    """Build a program, or take it from the cache."""
+
+    def build(graph: Graph) -> Compiled:
+        return build_program(graph, options, target, family, oracle)
+
+    return build(source) if isinstance(source, Graph) else source.compiled(target, oracle, build)
 
 
 def build_model(

@@ -37,6 +37,12 @@ class Hint:
         return asdict(self)
 
 
+def may_have_grown(program: Program) -> bool:
+    """Tell if a program may have GROWTH launches for each node of its model, which need not be read for the answer."""
+    nodes = {node.origin[0] for node in program.graph.nodes if node.origin}  # the model has these and perhaps more
+    return program.launches >= GROWTH * len(nodes)
+
+
 def launches(compiled: Compiled) -> Hint | None:
     """Tell that a program has many launches, and which nodes of the model they come from."""
     program = compiled.program

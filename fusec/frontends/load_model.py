@@ -15,7 +15,7 @@ from fusec.errors import ModelError, VerifyError
 from fusec.frontends.bound_inputs import bound_literal, with_constants
 from fusec.frontends.custom_ops import CustomOp, CustomOps, custom_ops_of
 from fusec.ir import DType, Graph, Literal
-from fusec.system.byte_ranges import ByteRanges, FileRanges, MemoryRanges
+from fusec.system.byte_ranges import ByteRanges, FileRanges, MemoryRanges, Place
 from fusec.system.dataclass import dataclass
 from fusec.system.printable import printable
 from fusec.text import parse
@@ -52,6 +52,7 @@ class Source:
     file: name of the model in messages; by default its path.
     files: where the data is that the tensors of a ModelProto lack.
     custom_ops: Python functions for ops of an ONNX model; see `fusec.compile`.
+    data: the bytes of the model's file; None if constants or functions were given with it.
     """
 
     def __init__(
@@ -63,11 +64,13 @@ class Source:
         custom_ops: Mapping[str, Callable[..., Any] | CustomOp] | CustomOps | None = None,
     ):
         self._files = files
+        self.data: FileRanges | None = None
         self.constants = dict(constants or {})
         if isinstance(model, str | os.PathLike):
             path = Path(model)
             self.file = printable(str(path))
-            self._model, self._files = _read(path, self.file)
+            self._model, self._files, data = _read(path, self.file)
+            self.data = None if constants or custom_ops else data
         elif isinstance(model, bytes):
             self.file = "<bytes>"
             self._model, self._files = _decoded(MemoryRanges(model), self.file)
@@ -149,6 +152,21 @@ class Source:
         from fusec.frontends.onnx.standalone import standalone  # imported here as in `load`
 
         return standalone(self._model, self.file, self._files, opset)
+
+    @property
+    def warned(self) -> bool:
+        """Tell if an import of this model has warned the user of something."""
+        return self._checked is not None and bool(self._checked.noted)
+
+    @property
+    def has_external_data(self) -> bool:
+        """Tell if an import of this model has found tensors whose data is in other files."""
+        return self._files is not None and bool(self._files.external)
+
+    @property
+    def weight_places(self) -> frozenset[Place]:
+        """Return the places of the weights that are read from `data` when they are used."""
+        return frozenset() if self._files is None else self._files.places
 
     @property
     def onnx(self) -> ModelProto | None:
@@ -260,7 +278,7 @@ def _sizes(shapes: Mapping[str, Sequence[int]]) -> dict[str, tuple[int, ...]]:
     return sizes
 
 
-def _read(path: Path, file: str) -> tuple[ModelProto | Graph, TensorFiles | None]:
+def _read(path: Path, file: str) -> tuple[ModelProto | Graph, TensorFiles | None, FileRanges]:
     """Read a regular file of less than 2 GiB, which is the limit of protobuf. Raises ModelError otherwise."""
     try:
         status = path.stat()
@@ -279,7 +297,8 @@ def _read(path: Path, file: str) -> tuple[ModelProto | Graph, TensorFiles | None
             )
         if not status.st_size:
             raise ModelError(f"{path}: is empty")
-        return _decoded(FileRanges(path), file, path)
+        data = FileRanges(path)
+        return *_decoded(data, file, path), data
     except (OSError, ValueError) as error:  # ValueError: a null byte in the name
         reason = error.strerror or error if isinstance(error, OSError) else str(error)
         raise ModelError(f"{path}: {reason}") from error

@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import os
 import threading
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import numpy as np
@@ -16,6 +17,7 @@ from fusec.graph.string_array import as_strings
 from fusec.graph.types import STRING_KINDS, DType, TensorType
 
 T = TypeVar("T")
+_reads = threading.local()  # `of`: the literals that this thread has read, while someone wants to know
 LARGE_BYTES, EARLY_BYTES = 1 << 20, 1 << 30  # of a literal that is worth a thread, and of all that are loaded early
 
 
@@ -72,6 +74,7 @@ class Literal:
     @property
     def array(self) -> np.ndarray[Any, Any]:
         """Return the data as a read-only NumPy array."""
+        self._note_read()
         array = self._array
         if array is None:
             with self._lock:
@@ -80,11 +83,17 @@ class Literal:
                     self._array = array
         return array
 
+    @property
+    def load(self) -> Callable[[], np.ndarray[Any, Any]]:
+        """Return what loads the data, which may know more of it than its array."""
+        return self._load
+
     def operand(self) -> np.ndarray[Any, Any]:
         """Return the data for one computation, in any memory order. It is not cached unless it was loaded before.
 
         Of a chain of constants that are derived from each other, only the last one then takes memory for long.
         """
+        self._note_read()
         array = self._array
         return self._operand() if array is None else array
 
@@ -106,6 +115,7 @@ class Literal:
 
         None if the data is in memory already, or `load` has no method `read_as` that reads it in parts.
         """
+        self._note_read()
         read = getattr(self._load, "read_as", None)
         return None if self._array is not None or read is None else read(dtype)
 
@@ -127,12 +137,25 @@ class Literal:
     @property
     def digest(self) -> str:
         """Return the SHA-256 of the type and the data, in hexadecimal."""
+        self._note_read()
         if not self._digest:
             sha = hashlib.sha256(str(self.type).encode())
             for part in self._parts():
                 sha.update(part)
             self._digest = sha.hexdigest()
         return self._digest
+
+    def _note_read(self) -> None:
+        """Add this literal, and those that it is computed from, to what this thread has read, if that is collected."""
+        read: set[Literal] | None = getattr(_reads, "of", None)
+        if read is not None and self not in read:
+            read.add(self)
+            for source in self._sources():
+                source._note_read()
+
+    def _sources(self) -> Sequence[Literal]:
+        """Return the literals that this one is computed from."""
+        return ()
 
     def _parts(self) -> Iterator[memoryview]:
         """Yield the bytes of the data in order; a part is valid until the next one.
@@ -144,6 +167,22 @@ class Literal:
             yield from read()
             return
         yield np.ascontiguousarray(self.array).view(np.uint8).reshape(-1).data
+
+
+@contextmanager
+def noted_reads() -> Generator[set[Literal]]:
+    """Collect the literals whose data this thread reads during the block, and those that they are computed from.
+
+    Data that other threads load meanwhile, as `load_early` lets them, does not count.
+    """
+    outer: set[Literal] | None = getattr(_reads, "of", None)
+    _reads.of = found = set[Literal]()
+    try:
+        yield found
+    finally:
+        _reads.of = outer
+        if outer is not None:
+            outer |= found
 
 
 class MissingLiteral(Literal):

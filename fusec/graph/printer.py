@@ -10,7 +10,7 @@ import numpy as np
 
 from fusec.graph.body import Body
 from fusec.graph.literal import Literal
-from fusec.graph.op import Constant, Return
+from fusec.graph.op import Constant, Op, Return
 from fusec.graph.types import DType
 
 if TYPE_CHECKING:
@@ -90,16 +90,23 @@ def print_node(node: Node, locations: bool = False, label: Callable[[Literal], s
             quote(v.name) if v.name == n else f"{quote(v.name)} as {quote_string(n)}" for v, n in outputs
         )
     else:
-        body = f"{node.op.name}({', '.join(quote(v.name) for v in node.operands)})"
-        attributes = node.op.printed
-        if attributes:
-            body += " {" + ", ".join(f"{k}={print_attribute(v)}" for k, v in attributes.items()) + "}"
+        body = f"{node.op.name}({', '.join(quote(v.name) for v in node.operands)}){_attributes(node.op)}"
     text = f"{left} = {body}" if left else body
     if node.results:
         text += " : " + ", ".join(str(v.type) for v in node.results)
     if locations and node.origin:
         text += " loc(" + ", ".join(quote_string(o) for o in node.origin) + ")"
     return text
+
+
+def print_op(op: Op) -> str:
+    """Print an op without operands; `fusec.text.parse_op` parses it."""
+    return f"{op.name}{_attributes(op)}"
+
+
+def _attributes(op: Op) -> str:
+    printed = ", ".join(f"{name}={print_attribute(value)}" for name, value in op.printed.items())
+    return f" {{{printed}}}" if printed else ""
 
 
 def print_graph(graph: Graph, locations: bool = False, label: Callable[[Literal], str] | None = None) -> str:

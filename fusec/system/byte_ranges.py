@@ -9,7 +9,14 @@ import errno
 import os
 import weakref
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
+
+
+class Place(NamedTuple):
+    """A range of bytes."""
+
+    offset: int
+    length: int
 
 
 class ByteRanges(Protocol):
@@ -40,6 +47,11 @@ class FileRanges:
     def size(self) -> int:
         return self._version[0]
 
+    @property
+    def version(self) -> tuple[int, ...]:
+        """Return what changes when the file is changed or replaced: size, times, device and inode."""
+        return self._version
+
     def read(self, start: int, end: int) -> bytes:
         data = os.pread(self._handle, end - start, start)
         if len(data) == end - start:
@@ -62,9 +74,9 @@ class FileRanges:
         if self._current_version() != self._version:
             raise OSError(errno.ESTALE, "was changed after it was opened", str(self._path))
 
-    def _current_version(self) -> tuple[int, int]:
+    def _current_version(self) -> tuple[int, ...]:
         status = os.fstat(self._handle)
-        return status.st_size, status.st_mtime_ns
+        return status.st_size, status.st_mtime_ns, status.st_dev, status.st_ino
 
 
 class MemoryRanges:

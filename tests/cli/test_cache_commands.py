@@ -31,7 +31,7 @@ def test_info(store: PlanStore) -> None:
 def test_export_clear_import(store: PlanStore, tmp_path: Path) -> None:
     file = tmp_path / "plans.zip"
     assert json.loads(fusec("cache", "export", file, "--json").stdout) == {"exported": 1}
-    assert json.loads(fusec("cache", "clear", "--json").stdout) == {"cleared": 1}
+    assert json.loads(fusec("cache", "clear", "--json").stdout) == {"cleared": 1, "programs": 0}
     assert store.info().entries == 0
     assert json.loads(fusec("cache", "import", file, "--json").stdout) == {"imported": 1}
     info = store.info()

@@ -192,8 +192,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "fold_swaps",
         "fold_constants",
         "passes/cleanup/fold_constants.py",
-        "new = derive(graph, node, result.type, sources, _Result",
-        "new = derive(graph, node, result.type, sources[::-1], _Result",
+        "new = derive(graph, node, result.type, sources, _OneResult",
+        "new = derive(graph, node, result.type, sources[::-1], _OneResult",
         "operands of folded ops are swapped",
     ),
     _m(
@@ -305,8 +305,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "subtract_not_negated",
         "canonicalise",
         "passes/cleanup/canonicalise.py",
-        "negative = derive(graph, node, c.type, [c.literal], np.negative, c.literal)",
-        "negative = derive(graph, node, c.type, [c.literal], np.positive, c.literal)",
+        "return np.negative(addend)",
+        "return np.positive(addend)",
         "x - c becomes x + c",
     ),
     _m(
@@ -482,8 +482,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "merge_mul_adds",
         "fold_scales",
         "passes/folding/fold_scales.py",
-        'np.add if node.op.name == "add" else np.multiply',
-        "np.add",
+        "both = _combined(graph, pw(node.op.name), a, b, node)",
+        'both = _combined(graph, pw("add"), a, b, node)',
         "factors are added up",
     ),
     _m(

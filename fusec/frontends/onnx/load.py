@@ -135,9 +135,12 @@ def check_model(model: ModelProto, file: str, custom_ops: CustomOps | None = Non
     opsets = {**opsets, **added}
     if refused := unsupported(members, opsets, custom_ops):
         raise report(file, refused)
-    for domain, version in added.items():
-        warnings.warn(f"{file}: does not import domain {domain!r}: fusec uses version {version} of it", stacklevel=2)
-    return CheckedModel(source, opsets, names, order, custom_ops)
+    notes = {
+        f"does not import domain {domain!r}: fusec uses version {number} of it" for domain, number in added.items()
+    }
+    for note in sorted(notes):
+        warnings.warn(f"{file}: {note}", stacklevel=2)
+    return CheckedModel(source, opsets, names, order, custom_ops, notes)
 
 
 def _check_type(model: ModelProto) -> None:

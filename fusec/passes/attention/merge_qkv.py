@@ -21,6 +21,7 @@ from fusec.ops import Attention, Cast, MatMul, PackedMatMul, Reshape, Rotary, Sc
 from fusec.ops.matmul import STREAMED_ROWS, can_stream
 from fusec.passes.attention.projection import Columns, Projection, as_projection
 from fusec.passes.base import Options, Pass
+from fusec.passes.rewriting.computations import recorded
 from fusec.passes.rewriting.derived_constants import derive
 from fusec.passes.rewriting.rewriter import single_use, substitute
 
@@ -160,9 +161,11 @@ def _merge(graph: Graph, branches: Sequence[Projection]) -> None:
         start += size
 
 
+@recorded
 def _concatenated(*weights: Array, axis: int) -> Array:
     return np.concatenate(weights, axis=axis)
 
 
+@recorded
 def _in_a_row(*constants: Array, sizes: tuple[int, ...]) -> Array:
     return np.concatenate([np.broadcast_to(c.reshape(-1), n) for c, n in zip(constants, sizes, strict=True)])

@@ -11,13 +11,14 @@ from typing import cast
 
 import numpy as np
 
-from fusec.ir import Graph, Literal, Node, Value
+from fusec.ir import Array, Graph, Literal, Node, Value
 from fusec.ops import Expand, Gather, Reshape, Slice, pw
 from fusec.ops.pointwise import CLASSES
 from fusec.passes.base import RulePass
 from fusec.passes.cleanup.reduced_dims import keep_reduced_dims
 from fusec.passes.cleanup.reverse_filters import reverse_filters
 from fusec.passes.cleanup.simplify import clip_nothing
+from fusec.passes.rewriting.computations import recorded
 from fusec.passes.rewriting.derived_constants import EAGER_BYTES, derive
 from fusec.passes.rewriting.expression import Symbol, call, symbol
 from fusec.passes.rewriting.pattern import Attribute, Match, Ops, Scalar, Sides, TracedTensor, rule
@@ -40,8 +41,13 @@ def _subtract_constant(graph: Graph, node: Node) -> Value | None:
     x, c = node.operands
     if c.literal is None or x.literal is not None or not c.type.dtype.is_float:
         return None
-    negative = derive(graph, node, c.type, [c.literal], np.negative, c.literal)
+    negative = derive(graph, node, c.type, [c.literal], _negative, c.literal)
     return graph.add(pw("add"), x, negative, before=node)
+
+
+@recorded
+def _negative(addend: Array) -> Array:
+    return np.negative(addend)
 
 
 @local("div", equation="div(x, c) = mul(x, 1/c), in 16 bits only for powers of two")
@@ -49,8 +55,13 @@ def _divide_by_constant(graph: Graph, node: Node) -> Value | None:
     x, c = node.operands
     if c.literal is None or x.literal is not None or not _has_reciprocal(c.literal):
         return None
-    inverse = derive(graph, node, c.type, [c.literal], lambda a: 1.0 / a.astype(np.float64), c.literal)
+    inverse = derive(graph, node, c.type, [c.literal], _reciprocal, c.literal)
     return graph.add(pw("mul"), x, inverse, before=node)
+
+
+@recorded
+def _reciprocal(divisor: Array) -> Array:
+    return 1.0 / divisor.astype(np.float64)
 
 
 def _has_reciprocal(divisor: Literal) -> bool:

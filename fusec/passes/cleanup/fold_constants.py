@@ -5,6 +5,8 @@ Memory stays in proportion to the model's own constants. A result that would gro
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+
 import numpy as np
 
 from fusec.errors import ExecutionError
@@ -13,8 +15,10 @@ from fusec.ir import Array, Constant, Graph, Node, Op, quote
 from fusec.ops import Scan
 from fusec.ops.scan import HOST_STEPS
 from fusec.passes.base import Options, Pass
+from fusec.passes.rewriting.computations import recorded
 from fusec.passes.rewriting.derived_constants import EAGER_BYTES, derive
 from fusec.passes.rewriting.rewriter import erase_unused, use_count
+from fusec.system.dataclass import dataclass
 
 GROWTH = 4  # a result may be this many times its operands (int8 to f32), and all of them that many times the model
 SLACK_BYTES = 1 << 24
@@ -64,19 +68,24 @@ def _fold(graph: Graph, node: Node) -> list[Node]:
     for index, result in enumerate(node.results):
         if use_count(result):
             name = sources[0] if len(sources) == 1 else result.name
-            new = derive(graph, node, result.type, sources, _Result(node.op, index, result.name), name)
+            new = derive(graph, node, result.type, sources, _OneResult(node.op, index, result.name), name)
             graph.replace(result, new)
     return erase_unused(graph, node)
 
 
-class _Result:
-    """Computes one result of an op from its operands' arrays."""
+@recorded
+@dataclass(frozen=True, eq=False)
+class _OneResult:
+    """Computes one result of an op from its operands' arrays. name: that of the result, for messages."""
 
-    def __init__(self, op: Op, index: int, name: str):
-        self.op = op
-        self.index = index
-        self.name = name
-        self.key = (repr(op), index)  # repr: 0.0 is not -0.0
+    op: Op
+    index: int
+    name: str
+
+    @property
+    def key(self) -> Hashable:
+        """Return what equal computations share."""
+        return repr(self.op), self.index  # repr: 0.0 is not -0.0
 
     def __call__(self, *arrays: Array) -> Array:
         try:

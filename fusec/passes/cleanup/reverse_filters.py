@@ -7,8 +7,11 @@ from collections.abc import Collection, Mapping
 from fusec.ir import Graph, Node, Value
 from fusec.ops import FlippedConv
 from fusec.ops.convolution import flipped, reversal
+from fusec.passes.rewriting.computations import recorded
 from fusec.passes.rewriting.derived_constants import derive
 from fusec.passes.rewriting.rewriter import NoMatch, erase_unused, local
+
+recorded(flipped)  # an op's function, which is below this package
 
 
 @local(

@@ -17,6 +17,7 @@ import numpy as np
 from fusec.ir import HALVES, Array, Graph, Node, TensorType, Value
 from fusec.ops import AvgPool, Conv, MaxPool, Pointwise, Resize, Slice
 from fusec.passes.base import Options, Pass
+from fusec.passes.rewriting.computations import recorded
 from fusec.passes.rewriting.derived_constants import derive
 from fusec.passes.rewriting.rewriter import erase_unused
 from fusec.passes.rewriting.value_facts import small_constant
@@ -169,5 +170,6 @@ def _padded_constant(graph: Graph, node: Node, value: Value, sizes: Sequence[int
     return derive(graph, node, type, (literal,), partial(_with_zeros, shape=type.shape), literal)
 
 
+@recorded
 def _with_zeros(array: Array, shape: tuple[int, ...]) -> Array:
     return np.pad(array, [(0, size - own) for size, own in zip(shape, array.shape, strict=True)])

@@ -7,7 +7,6 @@ exact up to rounding. Integers stay as they are.
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import numpy as np
 
@@ -17,6 +16,7 @@ from fusec.ops import LINEAR_OPS, Conv, MatMul, pw
 from fusec.ops.spec import broadcast
 from fusec.passes.base import RulePass
 from fusec.passes.rewriting.affine_ops import scale_inputs, scale_outputs, weight_place
+from fusec.passes.rewriting.computations import recorded
 from fusec.passes.rewriting.derived_constants import derive, overflows, per_channel
 from fusec.passes.rewriting.rewriter import NoMatch, local, single_use
 
@@ -33,7 +33,7 @@ def _scale_after_bias(graph: Graph, node: Node) -> Value | None:
     y, b = _operands(total, "add")
     if b.literal is None or not _is_linear(y) or not y.type == total.type == node.result.type:
         return None
-    bias = _combined(graph, np.multiply, b, f, node)
+    bias = _combined(graph, pw("mul"), b, f, node)
     return graph.add(pw("add"), _scaled(graph, y, f, node), bias, before=node)
 
 
@@ -44,7 +44,7 @@ def _line_of_line(graph: Graph, node: Node) -> Value | None:
     x, a = _operands(y, "mul")
     if any(v.literal is None for v in (a, b, f)) or not x.type == y.type == total.type == node.result.type:
         return None
-    slope, shift = _combined(graph, np.multiply, a, f, node), _combined(graph, np.multiply, b, f, node)
+    slope, shift = _combined(graph, pw("mul"), a, f, node), _combined(graph, pw("mul"), b, f, node)
     scaled = graph.insert(pw("mul"), [x, slope], before=node, types=[y.type]).result
     return graph.add(pw("add"), scaled, shift, before=node)
 
@@ -57,7 +57,7 @@ def merge_constants(graph: Graph, node: Node) -> Value | None:
         return None
     if not x.type == inner.type == node.result.type:
         return None
-    both = _combined(graph, np.add if node.op.name == "add" else np.multiply, a, b, node)
+    both = _combined(graph, pw(node.op.name), a, b, node)
     return graph.add(node.op, x, both, before=node)
 
 
@@ -94,6 +94,7 @@ def _shift_before(graph: Graph, node: Node) -> Value | None:
     return graph.add(pw("add"), plain, bias, before=node)
 
 
+@recorded
 def _through(weight: Array, op: Op, vector: Array) -> Array:
     """Compute the result of a linear op on the same vector of channels everywhere."""
     if isinstance(op, MatMul):
@@ -153,7 +154,7 @@ def _scaled(graph: Graph, y: Value, f: Value, before: Node) -> Value:
     raise NoMatch("no weight takes the factor", f)
 
 
-def _combined(graph: Graph, compute: Any, a: Value, b: Value, before: Node) -> Value:
+def _combined(graph: Graph, op: Op, a: Value, b: Value, before: Node) -> Value:
     """Return the constant a + b or a * b.
 
     Raises NoMatch if it would be larger than both, overflow, or be no float.
@@ -169,13 +170,15 @@ def _combined(graph: Graph, compute: Any, a: Value, b: Value, before: Node) -> V
     larger, order = (a.literal, a.type.order) if a.type.size >= b.type.size else (b.literal, b.type.order)
     if len(order) == type.rank:
         type = type.with_order(order)
-
-    def combine(x: Array, y: Array) -> Array:
-        return compute(x.astype(np.float64), y.astype(np.float64))
-
+    combine = partial(_in_float64, op=op)
     if overflows(type, [a.literal, b.literal], combine):
         raise NoMatch("overflows", b)
     return derive(graph, before, type, [a.literal, b.literal], combine, larger)
+
+
+@recorded
+def _in_float64(x: Array, y: Array, op: Op) -> Array:
+    return op.reference(np, x.astype(np.float64), y.astype(np.float64))[0]
 
 
 class FoldScales(RulePass):

@@ -7,12 +7,14 @@ taps for each of four results. The upsampled image is never stored.
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import numpy as np
 
 from fusec.ir import Array, Graph, Node, TensorType, Value
 from fusec.ops import Conv, ConvTranspose, Resize
 from fusec.passes.base import RulePass
+from fusec.passes.rewriting.computations import recorded
 from fusec.passes.rewriting.derived_constants import derive
 from fusec.passes.rewriting.rewriter import NoMatch, local, single_use
 
@@ -54,20 +56,24 @@ def _uncopied(graph: Graph, node: Node) -> Value | None:
     if any(p < 0 for p in pads):
         raise NoMatch("the pads are larger than the window", node.result)
     wider = tuple(k + t - 1 for k, t in zip(window, times, strict=True))
-
-    def added_up(array: Array) -> Array:
-        flipped = np.flip(array.astype(np.float64), axis=tuple(range(2, array.ndim))).swapaxes(0, 1)
-        result = np.zeros((*flipped.shape[:2], *wider))
-        for shift in np.ndindex(*times):
-            place = tuple(slice(s, s + k) for s, k in zip(shift, window, strict=True))
-            result[(slice(None), slice(None), *place)] += flipped
-        return result
-
     shape = (w.type.shape[1], w.type.shape[0], *wider)
-    filters = derive(graph, node, TensorType(shape, w.type.dtype), (literal,), added_up, literal)
+    sums = partial(_window_sums, times=times)
+    filters = derive(graph, node, TensorType(shape, w.type.dtype), (literal,), sums, literal)
     transposed = ConvTranspose(times, pads, (1,) * n, (0,) * n)
     x = copied.node.operands[0]
     return graph.add(transposed, x, filters, before=node)
+
+
+@recorded
+def _window_sums(filters: Array, times: tuple[int, ...]) -> Array:
+    """Return the filters of the transposed convolution: those of the convolution, reversed, at each shift added up."""
+    flipped = np.flip(filters.astype(np.float64), axis=tuple(range(2, filters.ndim))).swapaxes(0, 1)
+    window = flipped.shape[2:]
+    result = np.zeros((*flipped.shape[:2], *(k + t - 1 for k, t in zip(window, times, strict=True))))
+    for shift in np.ndindex(*times):
+        place = tuple(slice(s, s + k) for s, k in zip(shift, window, strict=True))
+        result[(slice(None), slice(None), *place)] += flipped
+    return result
 
 
 class FoldUpsampling(RulePass):

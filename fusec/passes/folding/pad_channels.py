@@ -15,6 +15,7 @@ import numpy as np
 from fusec.ir import HALVES, Array, DType, Graph, Node, TensorType, Value
 from fusec.ops import Conv, ConvWgrad, MatMul, Pad, Reshape, Slice, Transpose, pw
 from fusec.passes.base import RulePass
+from fusec.passes.rewriting.computations import recorded
 from fusec.passes.rewriting.derived_constants import derive
 from fusec.passes.rewriting.rewriter import NoMatch, local, single_use
 
@@ -45,6 +46,7 @@ def _fourth_channel(graph: Graph, node: Node) -> Value | None:
     return graph.add(op, wide, filters, before=node)
 
 
+@recorded
 def _padded(filters: Array, count: int, channels: int) -> Array:
     more = count - filters.shape[0], channels - filters.shape[1]
     return np.pad(filters, [(0, more[dim] if dim < 2 else 0) for dim in range(filters.ndim)])
@@ -140,6 +142,7 @@ def _ends_in_rows(value: Value) -> bool:
     return bool(value.users) and all(isinstance(user.op, (Reshape, Transpose)) for user in value.users)
 
 
+@recorded
 def _padded_bias(bias: Array, count: int) -> Array:
     return np.pad(bias.reshape(-1, 1, 1), [(0, count - bias.size), (0, 0), (0, 0)])
 

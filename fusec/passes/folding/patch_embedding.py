@@ -14,6 +14,7 @@ from fusec.ir import Array, Graph, Node, TensorType, Value, channels_last
 from fusec.ops import Cast, Conv, MatMul, Reshape, Transpose, pw
 from fusec.passes.base import Options, RulePass
 from fusec.passes.layout.io_layout import set_input_orders
+from fusec.passes.rewriting.computations import recorded
 from fusec.passes.rewriting.derived_constants import derive
 from fusec.passes.rewriting.rewriter import NoMatch, local, made_by, only_operand, single_use
 
@@ -23,11 +24,13 @@ _ENOUGH_TAPS = 32  # of the matrix product
 _ENOUGH_ELEMENTS = 1 << 16
 
 
+@recorded
 def _columns(weight: Array) -> Array:
     """Reshape filters to the columns of a matrix."""
     return np.ascontiguousarray(weight.reshape(weight.shape[0], -1).T)
 
 
+@recorded
 def _columns_channels_last(weight: Array) -> Array:
     """Reshape filters to columns for patches whose channels are last."""
     return _columns(weight.transpose(0, 2, 3, 1))

@@ -8,7 +8,7 @@ tf32 the model's types stay.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -73,7 +73,7 @@ class Precision(Pass):
             if isinstance(node.op, Constant) and node.op.literal.type.dtype in _WIDE and node.result not in scales:
                 literal = node.op.literal
                 if literal not in narrowed:
-                    narrowed[literal] = _Narrow(literal, storage, literal.label or node.result.name)
+                    narrowed[literal] = Narrow(literal, storage, literal.label or node.result.name)
                 graph.set_op(node, Constant(narrowed[literal]))
             for value in node.results:
                 if value.type.dtype in _WIDE and value not in exempt:
@@ -236,19 +236,22 @@ def _narrow_input(graph: Graph, value: Value, storage: DType, before: Node) -> N
         graph.set_input(node, index, narrow)
 
 
-class _Narrow(Literal):
+class Narrow(Literal):
     """A literal in a storage type of 16 bits, converted when it is first read.
 
     Finite numbers stay finite: a mask's lowest number becomes the lowest of the storage type and hides as much, where
     an infinity would make rows of NaN. A warning tells of lost numbers that may have been meant.
+
+    wide: the literal that is converted.
+    name: names it in the warning.
     """
 
-    __slots__ = ("_early", "_name", "_wide")
+    __slots__ = ("_early", "name", "wide")
 
     def __init__(self, literal: Literal, storage: DType, name: str):
         key = ("narrow", storage, name, literal.key)
         super().__init__(literal.type.with_dtype(storage), self._row_major, literal.label, key)
-        self._wide, self._name = literal, name
+        self.wide, self.name = literal, name
         self._early: Future[Array] | None = None
 
     def _row_major(self) -> Array:
@@ -256,6 +259,9 @@ class _Narrow(Literal):
 
     def _operand(self) -> Array:
         return self._converted(converted)
+
+    def _sources(self) -> Sequence[Literal]:
+        return (self.wide,)
 
     def early(self) -> Callable[[], None] | None:
         """Return work that converts the data in the memory order in which it is stored."""
@@ -280,10 +286,10 @@ class _Narrow(Literal):
 
     def _computed(self, convert: Callable[[Array, np.dtype[Any]], Array]) -> Array:
         storage = self.type.dtype
-        rounded = self._wide.rounded(storage.numpy)
+        rounded = self.wide.rounded(storage.numpy)
         if rounded is not None and not _has_infinities(rounded, storage):
             return convert(rounded, storage.numpy)  # which may be transposed
-        wide = self._wide.operand()
+        wide = self.wide.operand()
         with np.errstate(over="ignore"):
             narrow = convert(wide, storage.numpy)
         if not _has_infinities(narrow, storage):
@@ -292,7 +298,7 @@ class _Narrow(Literal):
         lost = int((beyond & (np.abs(wide) < INFINITE_FROM)).sum())
         if lost:
             warnings.warn(
-                f"constant {self._name!r}: {lost} of {wide.size} elements are out of {storage.value}'s range and "
+                f"constant {self.name!r}: {lost} of {wide.size} elements are out of {storage.value}'s range and "
                 "became its largest numbers; use precision bf16 or fp32",
                 stacklevel=2,
             )

@@ -8,6 +8,7 @@ import numpy as np
 
 from fusec.ir import Array, Graph, TensorType
 from fusec.ops import MatMul, PackedMatMul
+from fusec.passes.rewriting.computations import recorded
 from fusec.passes.rewriting.derived_constants import derive
 from fusec.passes.rewriting.rewriter import NoMatch, on_copy
 
@@ -31,5 +32,6 @@ def unpacked(graph: Graph) -> None:
     graph.replace(product.result, made.result)
 
 
+@recorded
 def _weights(*packed: Array, op: PackedMatMul) -> Array:
     return op.weights(np, *packed).T

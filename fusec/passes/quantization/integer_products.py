@@ -16,6 +16,7 @@ import numpy as np
 from fusec.ir import Array, DType, Graph, Node, TensorType, Value, quote
 from fusec.ops import Cast, Conv, MatMul, Pad, pw
 from fusec.passes.quantization.affine_values import Dequantised, Factors, dequantised
+from fusec.passes.rewriting.computations import recorded
 from fusec.passes.rewriting.derived_constants import derive
 from fusec.passes.rewriting.rewriter import NoMatch, local, single_use
 from fusec.system.dataclass import dataclass
@@ -60,6 +61,7 @@ def centred(graph: Graph, found: Dequantised, before: Node) -> Value:
     return derive(graph, before, type, [literal], partial(_less, offset=offset), literal)
 
 
+@recorded
 def _less(array: Array, offset: Array) -> Array:
     return array.astype(np.int16) - offset
 
@@ -197,6 +199,7 @@ def _term(graph: Graph, node: Node, shift: _Shift, rank: int) -> Value:
     return derive(graph, node, TensorType(shape, DType.F32), [literal], sums, f"{node.result.name}.zero_point")
 
 
+@recorded
 def _sums(weight: Array, axis: int, zero: float, shape: Array) -> Array:
     rest = tuple(i for i in range(weight.ndim) if i != axis)
     return (-zero * weight.astype(np.int64).sum(axis=rest)).reshape(shape)

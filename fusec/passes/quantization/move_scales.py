@@ -15,6 +15,7 @@ from fusec.ir import Array, Graph, Node, Op, Value
 from fusec.ops import Pad, Transpose
 from fusec.ops.shape import fills
 from fusec.passes.quantization.affine_values import Dequantised, Factors, dequantise, dequantised
+from fusec.passes.rewriting.computations import recorded
 from fusec.passes.rewriting.derived_constants import derive
 from fusec.passes.rewriting.rewriter import NoMatch, local
 
@@ -65,6 +66,7 @@ def moved(graph: Graph, node: Node, found: Dequantised) -> Dequantised:
     return Dequantised(q, scale, zero)
 
 
+@recorded
 def _evaluated(array: Array, op: Op) -> Array:
     return op.reference(np, array)[0]
 

@@ -10,6 +10,7 @@ import numpy as np
 from fusec.ir import HALVES, Array, DType, Graph, Node, Op, TensorType, Value
 from fusec.ops import Cast, Reshape, Slice, Transpose
 from fusec.ops.matmul import CODES
+from fusec.passes.rewriting.computations import recorded
 from fusec.passes.rewriting.derived_constants import derive, folded
 from fusec.system.dataclass import dataclass
 
@@ -192,6 +193,7 @@ def _merged(dims: list[Dim], sizes: list[int], shape: tuple[int, ...]) -> list[D
     return result if at == len(sizes) else None
 
 
+@recorded
 def _arranged(array: Array, views: tuple[Op, ...], offset: int, name: str) -> Array:
     """Return codes as [columns, depth], less an offset."""
     for op in views:
@@ -203,10 +205,12 @@ def _arranged(array: Array, views: tuple[Op, ...], offset: int, name: str) -> Ar
     return codes.view(DType(name).numpy)
 
 
+@recorded
 def _same(array: Array) -> Array:
     return array
 
 
+@recorded
 def _by_block(array: Array, rank: int, dims: tuple[int, ...], shape: Array) -> Array:
     """Return factors as [columns, blocks], from the shape in which they broadcast with codes of that rank."""
     own = (1,) * (rank - array.ndim) + array.shape

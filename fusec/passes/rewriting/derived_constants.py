@@ -11,6 +11,7 @@ import numpy as np
 
 from fusec.ir import Array, Constant, Graph, Literal, Node, Op, TensorType, Value
 from fusec.ops import Reshape, Transpose
+from fusec.passes.rewriting.computations import recorded
 from fusec.passes.rewriting.row_by_row import in_parts, is_row_by_row, rows_of
 from fusec.passes.rewriting.row_major import row_major
 from fusec.system.threaded_parts import PARALLEL_BYTES
@@ -19,26 +20,43 @@ EAGER_BYTES = 1 << 16  # shapes, scalars and per-channel vectors: cheaper comput
 
 
 class Derived(Literal):
-    """A literal computed from others; `base` is the label of the literal it is named after."""
+    """A literal computed from others; `base` is the label of the literal it is named after.
+
+    Equal computations of equal sources have an equal `key`. For this `compute` must be a module's function, a `partial`
+    of one, or have a `key` attribute.
+    """
 
     __slots__ = ("_compute", "base")
 
-    def __init__(self, type: TensorType, compute: _Once, base: str, key: Hashable | None = None):
-        super().__init__(type, compute, key=key)
-        self.base, self._compute = base, compute
+    def __init__(
+        self, type: TensorType, sources: Sequence[Literal], compute: Callable[..., Array], base: str, label: str = ""
+    ):
+        once = _Once(type, tuple(sources), compute)
+        super().__init__(type, once, label, (_key(compute), type, *(s.key for s in sources)))
+        self.base, self._compute = base, once
+
+    @property
+    def computation(self) -> tuple[Callable[..., Array], tuple[Literal, ...]]:
+        """Return the function that computes the data, and its operands; none once the data is in memory for good."""
+        return self._compute.compute, self._compute.sources
 
     def _operand(self) -> Array:
         return self._compute.rounded()
+
+    def _sources(self) -> Sequence[Literal]:
+        return self._compute.sources
 
     def rounded(self, dtype: np.dtype[Any]) -> Array | None:
         """Return the data in another type, each number rounded once as it is read; see `Literal.rounded`.
 
         A transpose or reshape of what is read so is a view of it, in another memory order.
         """
+        self._note_read()
         return self._compute.moved(dtype) if self._array is None else None
 
     def rows(self, start: int, end: int) -> Array | None:
         """Compute some rows alone; None if that is not possible, or all rows are in memory."""
+        self._note_read()
         return self._compute.rows(start, end) if self._array is None else None
 
 
@@ -53,12 +71,10 @@ def derive(
     """Insert a constant of `type`, computed from the arrays of `sources` and rounded once to its dtype.
 
     It is named after the source given as `name` (w.folded), or by `name` itself. Its name differs from the source's,
-    because its data does. Equal computations of equal sources have an equal `key`. For this `compute` must be a
-    module's function, a `partial` of one, or have a `key` attribute.
+    because its data does.
     """
     base = name if isinstance(name, str) else name.base if isinstance(name, Derived) else name.label
-    key = (_key(compute), type, *(s.key for s in sources))
-    literal = Derived(type, _Once(type, tuple(sources), compute), base, key)
+    literal = Derived(type, sources, compute, base)
     if max([type.nbytes, *(s.type.nbytes for s in sources)]) <= EAGER_BYTES:
         _ = literal.array
     node = graph.insert(
@@ -164,6 +180,7 @@ def folded(graph: Graph, value: Value, before: Node) -> Value | None:
     return derive(graph, before, value.type, sources, compute, sources[0] if len(sources) == 1 else value.name)
 
 
+@recorded
 def _result(*arrays: Array, op: Op, index: int) -> Array:
     return op.reference(np, *arrays)[index]
 
@@ -173,6 +190,7 @@ def wide(literal: Literal) -> np.ndarray[Any, Any]:
     return literal.array.astype(np.float64)
 
 
+@recorded
 def product(weight: Array, factor: Array) -> Array:
     """Multiply in float64, rounded once to the weight's dtype, without a float64 copy of the whole weight."""
     result = np.empty(np.broadcast_shapes(weight.shape, factor.shape), weight.dtype)

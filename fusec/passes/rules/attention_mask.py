@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from math import prod
 
 import numpy as np
 
 from fusec.ir import Array, DType, Graph, Node, Op, TensorType, Value
 from fusec.ops import Cast, Expand, Reshape, pw
+from fusec.passes.rewriting.computations import recorded
 from fusec.passes.rewriting.derived_constants import derive
 from fusec.passes.rewriting.rewriter import NoMatch
 from fusec.passes.rewriting.value_facts import small_constant
@@ -67,6 +69,7 @@ def _sum(make: Maker, a: Value, b: Value) -> Value:
     return make.keep(derive(make.graph, make.before, type, [a.literal, b.literal], _added, a.literal))
 
 
+@recorded
 def _added(a: Array, b: Array) -> Array:
     return pw("add").reference(np, a, b)[0]
 
@@ -94,18 +97,14 @@ def _with_lead(make: Maker, term: Term, lead: tuple[int, int]) -> Value:
     if value.literal is None or prod(wanted) * value.type.dtype.itemsize > MASK_BYTES:
         return make(Reshape(wanted), make(Expand(whole), make(Reshape(own), value)))
     repeated = TensorType(wanted, value.type.dtype)
-    return make.keep(derive(make.graph, make.before, repeated, [value.literal], _Repeated(own, whole), value.literal))
+    copies = partial(_repeated, shape=own, whole=whole)
+    return make.keep(derive(make.graph, make.before, repeated, [value.literal], copies, value.literal))
 
 
-class _Repeated:
-    """Repeats an array of some shape along its dims of size one."""
-
-    def __init__(self, shape: tuple[int, ...], whole: tuple[int, ...]):
-        self.shape, self.whole = shape, whole
-        self.key = ("repeated", shape, whole)
-
-    def __call__(self, array: Array) -> Array:
-        return np.broadcast_to(array.reshape(self.shape), self.whole)
+@recorded
+def _repeated(array: Array, shape: tuple[int, ...], whole: tuple[int, ...]) -> Array:
+    """Repeat an array of some shape along its dims of size one."""
+    return np.broadcast_to(array.reshape(shape), whole)
 
 
 def _is_finite(value: Value) -> bool:
@@ -134,16 +133,12 @@ def split_causal(make: Maker, bias: Value | None) -> tuple[Value | None, bool, b
         return None, True, False
     if bias.literal is None or np.isneginf(wide[hidden]).all():
         return bias, False, True
-    least = _WithInfinity(least_number)
+    least = partial(_with_infinity, lowest=least_number)
     folded = derive(make.graph, make.before, bias.literal.type, [bias.literal], least, bias.literal)
     return make.keep(folded), False, True
 
 
-class _WithInfinity:
-    """Replaces numbers that low by -infinity."""
-
-    def __init__(self, lowest: float):
-        self.lowest = lowest
-
-    def __call__(self, array: Array) -> Array:
-        return np.where(array.astype(np.float64) <= self.lowest, -np.inf, array).astype(array.dtype)
+@recorded
+def _with_infinity(array: Array, lowest: float) -> Array:
+    """Replace numbers that low by -infinity."""
+    return np.where(array.astype(np.float64) <= lowest, -np.inf, array).astype(array.dtype)

@@ -10,6 +10,7 @@ from mutation.mutants import Mutant
 from mutation.tested.compile_time import COMPILE_TIME
 from mutation.tested.detectors import DETECTORS
 from mutation.tested.loops import LOOPS
+from mutation.tested.program_cache import PROGRAM_CACHE
 from mutation.tested.programs import PROGRAMS
 from mutation.tested.quantised import QUANTISED
 from mutation.tested.quantization import QUANTIZATION
@@ -24,5 +25,6 @@ TESTED: tuple[Mutant, ...] = (
     *QUANTISED,
     *DETECTORS,
     *COMPILE_TIME,
+    *PROGRAM_CACHE,
     *LOOPS,
 )

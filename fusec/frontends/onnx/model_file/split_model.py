@@ -11,30 +11,25 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import field
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from onnx import GraphProto, ModelProto, StringStringEntryProto, TensorProto
-
-from fusec.system.byte_ranges import BlockRanges, ByteRanges
+from fusec.system.byte_ranges import BlockRanges, ByteRanges, Place
 from fusec.system.dataclass import dataclass
+
+if TYPE_CHECKING:
+    from onnx import TensorProto
 
 OWN = "\0"  # a location that is no path
 LARGE_BYTES = 1 << 16  # decoding smaller data costs less than reading it later
+# Numbers of fields, and of places of data, in onnx.proto. They never change, and onnx takes long to import.
+GRAPH, INITIALIZER = 7, 5  # of ModelProto, of GraphProto
+RAW_DATA, EXTERNAL_DATA, DATA_LOCATION = 9, 13, 14  # of TensorProto
+OTHER_DATA = frozenset({3, 4, 5, 6, 7, 10, 11})  # of TensorProto: a segment, and data by type
+KEY, VALUE = 1, 2  # of StringStringEntryProto
+DEFAULT, EXTERNAL = 0, 1  # of TensorProto.DataLocation
 _MAX_FIELDS = 64  # of a tensor that is split; elements that are not packed are a field each
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _MAX_VARINT_BYTES = 10
-# a tensor is split only if it has no other data
-_OTHER_DATA = frozenset(
-    getattr(TensorProto, f"{name}_FIELD_NUMBER")
-    for name in ("SEGMENT", "FLOAT_DATA", "INT32_DATA", "STRING_DATA", "INT64_DATA", "DOUBLE_DATA", "UINT64_DATA")
-) | {TensorProto.EXTERNAL_DATA_FIELD_NUMBER}
-
-
-class Place(NamedTuple):
-    """A range of the bytes of a model."""
-
-    offset: int
-    length: int
 
 
 @dataclass(frozen=True)
@@ -44,11 +39,13 @@ class TensorFiles:
     folder: folder of external data, or None.
     own: the bytes of the model itself.
     places: the ranges of `own` that were split off.
+    external: names of the tensors with external data that were read so far.
     """
 
     folder: Path | None = None
     own: ByteRanges | None = None
     places: frozenset[Place] = field(default_factory=frozenset[Place])
+    external: set[str] = field(default_factory=set[str])
 
 
 class _WireError(Exception):
@@ -84,7 +81,7 @@ def split(data: ByteRanges) -> tuple[bytes, frozenset[Place]]:
         graphs = [
             (each, _large_tensors(data, each))
             for each in (_fields(data, 0, data.size) if data.size > LARGE_BYTES else ())
-            if each.number == ModelProto.GRAPH_FIELD_NUMBER and each.wire_type == _BYTES
+            if each.number == GRAPH and each.wire_type == _BYTES
         ]
     except _WireError:
         graphs = []
@@ -105,7 +102,7 @@ def place_of(tensor: TensorProto, files: TensorFiles) -> Place | None:
     A model's own text may have the location OWN, too, but not with a place that was split off.
     """
     entries = {entry.key: entry.value for entry in tensor.external_data} if files.places else {}
-    if tensor.data_location != TensorProto.EXTERNAL or entries.get("location") != OWN:
+    if tensor.data_location != EXTERNAL or entries.get("location") != OWN:
         return None
     try:
         place = Place(int(entries["offset"]), int(entries["length"]))
@@ -119,7 +116,7 @@ def _large_tensors(data: ByteRanges, graph: _Field) -> list[tuple[_Field, _Field
     return [
         (each, raw)
         for each in _fields(data, graph.content, graph.end)
-        if each.number == GraphProto.INITIALIZER_FIELD_NUMBER and each.place.length > LARGE_BYTES
+        if each.number == INITIALIZER and each.place.length > LARGE_BYTES
         if (raw := _raw_data(data, each)) is not None
     ]
 
@@ -139,11 +136,11 @@ def _raw_data(data: ByteRanges, tensor: _Field) -> _Field | None:
     """Return the raw data of a tensor; None if it is small, or not the only data of the tensor."""
     found: _Field | None = None
     for count, each in enumerate(_fields(data, tensor.content, tensor.end)):
-        if each.number in _OTHER_DATA or count == _MAX_FIELDS:
+        if each.number in OTHER_DATA or each.number == EXTERNAL_DATA or count == _MAX_FIELDS:
             return None
-        if each.number == TensorProto.DATA_LOCATION_FIELD_NUMBER and each.value != TensorProto.DEFAULT:
+        if each.number == DATA_LOCATION and each.value != DEFAULT:
             return None
-        if each.number == TensorProto.RAW_DATA_FIELD_NUMBER:
+        if each.number == RAW_DATA:
             if found is not None or each.wire_type != _BYTES:
                 return None
             found = each
@@ -153,10 +150,14 @@ def _raw_data(data: ByteRanges, tensor: _Field) -> _Field | None:
 def _reference(place: Place) -> bytes:
     """Return the fields of a tensor that say where its data is."""
     entries = {"location": OWN, "offset": str(place.offset), "length": str(place.length)}
-    return TensorProto(
-        data_location=TensorProto.EXTERNAL,
-        external_data=[StringStringEntryProto(key=key, value=value) for key, value in entries.items()],
-    ).SerializeToString()
+    parts = [_bytes(KEY, key.encode()) + _bytes(VALUE, value.encode()) for key, value in entries.items()]
+    location = _varint(DATA_LOCATION << 3 | _VARINT) + _varint(EXTERNAL)
+    return b"".join(_bytes(EXTERNAL_DATA, part) for part in parts) + location
+
+
+def _bytes(number: int, content: bytes) -> bytes:
+    """Return a field of bytes."""
+    return _varint(number << 3 | _BYTES) + _varint(len(content)) + content
 
 
 def _fields(data: ByteRanges, start: int, end: int) -> Iterator[_Field]:

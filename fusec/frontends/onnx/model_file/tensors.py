@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import math
 import mmap
-import weakref
-from collections.abc import Generator, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +17,12 @@ from onnx import SparseTensorProto, TensorProto
 from fusec.errors import ModelError, VerifyError
 from fusec.exporters.onnx_element_types import ELEMENT_TYPES
 from fusec.frontends.onnx.model_file.limits import require_constant
-from fusec.frontends.onnx.model_file.split_model import Place, TensorFiles, place_of
+from fusec.frontends.onnx.model_file.own_data import OwnData
+from fusec.frontends.onnx.model_file.split_model import TensorFiles, place_of
 from fusec.ir import HALVES, DType, Literal, TensorType
 from fusec.lowering.packing import code_bytes, from_codes
 from fusec.ops.spec import require
-from fusec.system.byte_ranges import ByteRanges
-from fusec.system.rounded_read import PART_BYTES, read_rounded
+from fusec.system.byte_ranges import Place
 
 DTYPES: dict[int, DType] = {number: dtype for dtype, number in ELEMENT_TYPES.items()}
 # the field that has the elements of a tensor without raw_data; all other types are packed in int32_data
@@ -108,10 +106,11 @@ class Tensors:
         need = code_bytes(type.size, type.dtype)
         require(place.length == need, f"{type} takes {need} bytes, its data has {place.length}")
         assert self._files.own is not None, "a place is in some bytes"
-        return Literal(type, _OwnData(self._files.own, place, type), name, keep=False)
+        return Literal(type, OwnData(self._files.own, place, type), name, keep=False)
 
     def _external(self, tensor: TensorProto, type: TensorType) -> Literal:
         """Return a literal that reads external data when it is needed. Raises VerifyError if its place is not valid."""
+        self._files.external.add(tensor.name)
         entries = {entry.key: entry.value for entry in tensor.external_data}
         require("location" in entries, "external data without a location")
         location = entries["location"]
@@ -151,65 +150,6 @@ class Tensors:
             with path.open("rb") as file:
                 self._maps[path] = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         return self._maps[path]
-
-
-class _OwnData:
-    """Load data in the model's own bytes.
-
-    Calls return the same memory as long as an array of it is in use.
-    """
-
-    def __init__(self, data: ByteRanges, place: Place, type: TensorType):
-        self._data, self._place, self._type = data, place, type
-        self._last: weakref.ref[np.ndarray[Any, Any]] | None = None
-
-    def __call__(self) -> np.ndarray[Any, Any]:
-        owner = None if self._last is None else self._last()
-        if owner is None:
-            owner = self._read()
-            self._last = weakref.ref(owner)
-        return owner.view(self._type.dtype.numpy).reshape(self._type.shape)
-
-    def read_as(self, dtype: np.dtype[Any]) -> np.ndarray[Any, Any] | None:
-        """Return a new array of the data in another type; None for elements that share bytes."""
-        type = self._type
-        if type.dtype.bits < 8:
-            return None
-        with _reading():
-            made = read_rounded(self._data, self._place.offset, type.size, type.dtype.numpy, dtype)
-        return made.reshape(type.shape)
-
-    def parts(self) -> Iterator[memoryview]:
-        """Yield the bytes of the elements in order; a part is valid until the next one."""
-        if self._type.dtype.bits < 8:
-            yield self().reshape(-1).view(np.uint8).data
-            return
-        room = memoryview(bytearray(min(self._place.length, PART_BYTES)))
-        for start in range(0, self._place.length, PART_BYTES):
-            part = room[: min(PART_BYTES, self._place.length - start)]
-            with _reading():
-                self._data.read_into(part, self._place.offset + start)
-            yield part
-
-    def _read(self) -> np.ndarray[Any, Any]:
-        """Return an array that owns the memory of the elements."""
-        raw = np.empty(self._place.length, np.uint8)
-        with _reading():
-            self._data.read_into(raw.data, self._place.offset)
-        if self._type.dtype.bits >= 8:
-            return raw
-        elements = from_codes(raw, self._type.size, self._type.dtype)
-        return elements if elements.base is None else np.array(elements)
-
-
-@contextmanager
-def _reading() -> Generator[None]:
-    """Turn an OSError into a ModelError that names the file."""
-    try:
-        yield
-    except OSError as error:
-        where = error.filename or "the model"
-        raise ModelError(f"{where}: a weight cannot be read: {error.strerror}") from error
 
 
 def _inside(folder: Path, location: str) -> Path:

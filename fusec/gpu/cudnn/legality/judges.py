@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 
 from fusec.errors import LoweringError
 from fusec.gpu.cudnn.legality.oracle import Oracle
+from fusec.gpu.cudnn.legality.verdict_keys import lasts
 from fusec.ir import Constant, Graph
 from fusec.lower_cudnn import lower
 from fusec.lowering.cudnn_graph import CudnnGraph
@@ -17,11 +18,15 @@ from fusec.passes.partition import Judge, canonical_key
 from fusec.passes.partition.strict_rounding import StrictRounding
 from fusec.plans.verdict import PROPOSED, UNASKED, Refused, Verdict
 
+HAZARD = "FUSEC_HAZARD"  # code of a graph that cuDNN is not asked about, because it would crash or be wrong
+
 
 class CudnnJudge:
     """Judge that asks cuDNN. It refuses a body that cannot be lowered at stage `lower`.
 
     left_s: seconds for which it may still ask; the time of the partitioner does not count
+
+    passing: refusals that may not hold the next time, such as of a graph that no memory was left for
 
     A product or attention alone is asked about even when no time is left: a kernel would run it without tensor cores.
     """
@@ -30,10 +35,15 @@ class CudnnJudge:
         self.oracle = oracle
         self.tensor_cores = tensor_cores
         self.left_s = left_s
+        self.passing: list[Refused] = []
 
     def within(self, budget_s: float) -> CudnnJudge:
         """Return a judge that asks cuDNN for `budget_s` seconds at most. A budget of 0 bounds only what is timed."""
-        return self if budget_s == 0.0 else CudnnJudge(self.oracle, self.tensor_cores, budget_s)
+        if budget_s == 0.0:
+            return self
+        judge = CudnnJudge(self.oracle, self.tensor_cores, budget_s)
+        judge.passing = self.passing
+        return judge
 
     def refusal(self, body: Graph) -> Refused | None:
         """Refuse a body that cannot be lowered, or is known to be wrong, or that no time is left to ask about."""
@@ -56,6 +66,8 @@ class CudnnJudge:
         for some, end in ((always, math.inf), (others, start + self.left_s)):
             verdicts.update(zip(some, self.oracle.judge(list(some.values()), end=end), strict=True))
         self.left_s -= time.monotonic() - start
+        refused = (verdict for verdict in verdicts.values() if isinstance(verdict, Refused))
+        self.passing += [verdict for verdict in refused if verdict.stage != "lower" and _is_passing(verdict)]
         return [verdicts[index] for index in range(len(bodies))]
 
 
@@ -112,7 +124,17 @@ def refusal(body: Graph, tensor_cores: bool) -> Refused | None:
     except LoweringError as error:
         return Refused("lower", "FUSEC", str(error))
     hazard = deadly(graph) or misread(graph)
-    return Refused("validate", "FUSEC_HAZARD", hazard) if hazard else None
+    return Refused("validate", HAZARD, hazard) if hazard else None
+
+
+def _is_passing(refused: Refused) -> bool:
+    return not lasts(refused) and refused.code != HAZARD
+
+
+def answers_last(judge: Judge | None) -> bool:
+    """Tell if all answers of a judge hold the next time, so that a program may be stored that was built by them."""
+    inner = judge.inner if isinstance(judge, StrictRounding) else judge
+    return not isinstance(inner, CudnnJudge) or not inner.passing
 
 
 def asks_cudnn(judge: Judge | None) -> bool:

@@ -18,6 +18,7 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 from fusec.errors import ModelError
 from fusec.frontends import Source, load
 from fusec.frontends.onnx.load import decoded
+from fusec.frontends.onnx.model_file import split_model
 from fusec.frontends.onnx.model_file.split_model import LARGE_BYTES, OWN, TensorFiles, place_of, split
 from fusec.frontends.onnx.model_file.tensors import Tensors
 from fusec.ir import DType
@@ -35,6 +36,21 @@ def products(weights: list[np.ndarray], opset: int = 21) -> ModelProto:
     nodes.append(node("Add", [f"v{count}", "b"], ["y"]))
     held = {f"w{i}": w for i, w in enumerate(weights)} | {"b": np.ones(side, np.float32)}
     return model(nodes, [info("v0", [2, side])], ["y"], held, opset=opset)
+
+
+def test_numbers_of_fields_are_those_of_onnx() -> None:
+    def number(message: type, name: str) -> int:
+        return int(getattr(message, f"{name}_FIELD_NUMBER"))
+
+    assert number(ModelProto, "GRAPH") == split_model.GRAPH
+    assert number(onnx.GraphProto, "INITIALIZER") == split_model.INITIALIZER
+    names = ("RAW_DATA", "EXTERNAL_DATA", "DATA_LOCATION")
+    assert [number(TensorProto, name) for name in names] == [getattr(split_model, name) for name in names]
+    others = ("SEGMENT", "FLOAT_DATA", "INT32_DATA", "STRING_DATA", "INT64_DATA", "DOUBLE_DATA", "UINT64_DATA")
+    assert {number(TensorProto, name) for name in others} == split_model.OTHER_DATA
+    entry = onnx.StringStringEntryProto
+    assert [number(entry, name) for name in ("KEY", "VALUE")] == [split_model.KEY, split_model.VALUE]
+    assert [TensorProto.DEFAULT, TensorProto.EXTERNAL] == [split_model.DEFAULT, split_model.EXTERNAL]
 
 
 def test_heads_of_fields_are_read_in_blocks() -> None:

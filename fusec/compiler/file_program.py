@@ -1,0 +1,120 @@
+"""Take the program of a model's file from the cache, or build and cache it."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from fusec import frontends
+from fusec.compiler.build_program import ModelWithHostSteps, load_constants_early, read_model
+from fusec.compiler.choose_judge import choose_judge
+from fusec.errors import ModelError
+from fusec.execution.compilation import Compiled
+from fusec.execution.compile_options import CompileOptions
+from fusec.gpu import device
+from fusec.gpu.cudnn.legality.judges import answers_last
+from fusec.gpu.cudnn.legality.oracle import Oracle
+from fusec.ir import Graph, Literal, noted_reads
+from fusec.passes.base import FASTEST
+from fusec.passes.partition.strict_rounding import StrictRounding
+from fusec.program_cache.entry import CachedProgram
+from fusec.program_cache.key import program_environment, program_key
+from fusec.program_cache.model_bytes import ModelBytes
+from fusec.program_cache.store import ProgramStore
+from fusec.system.byte_ranges import FileRanges
+from fusec.system.compile_timer import spent_on
+from fusec.targets.target import Target
+
+
+class FileProgram:
+    """The program of a model's file: from the cache, or built from the model's graph, and then cached."""
+
+    def __init__(
+        self,
+        model: str | os.PathLike[str] | frontends.Source,
+        data: FileRanges,
+        options: CompileOptions,
+        shapes: Mapping[str, Sequence[int]] | None,
+    ):
+        self._model, self._data, self._options, self._shapes = model, data, options, shapes
+        self._bytes = ModelBytes(data)
+        self._store = ProgramStore()
+        self._key = program_key(self._bytes.digest, options, shapes)  # empty: the program is not cached
+        self._cached: CachedProgram | None = None
+        self._graph: Graph | None = None
+        self._read = set[Literal]()  # whose numbers the program may depend on
+
+    @classmethod
+    def of(cls, model: Any, options: CompileOptions, shapes: Mapping[str, Sequence[int]] | None) -> FileProgram | None:
+        """Return the program of a model that is a file, where a GPU may run it; None if it is not cached."""
+        if options.lock is not None or options.budget_s != float("inf") or options.rounding == FASTEST:
+            return None  # because the program depends on more than the model and the options
+        if os.environ.get("FUSEC_DUMP") or device.cuda_driver() is None:
+            return None
+        with suppress(OSError, ValueError, TypeError, AttributeError):  # reading the model raises errors that say more
+            if isinstance(model, frontends.Source):
+                return None if model.data is None else cls(model, model.data, options, shapes)
+            if isinstance(model, str | os.PathLike) and stat.S_ISREG(Path(model).stat().st_mode):
+                return cls(model, FileRanges(Path(model)), options, shapes)
+        return None
+
+    def read(self) -> FileProgram | ModelWithHostSteps:
+        """Look into the cache, and read the model if the program is not there. No GPU is asked."""
+        self._look_up()
+        if self._cached is None:
+            with noted_reads() as self._read:
+                read = self._read_model()
+            if isinstance(read, ModelWithHostSteps):
+                return read
+            self._graph = read
+        return self
+
+    def compiled(self, target: Target, oracle: Oracle | None, build: Callable[[Graph], Compiled]) -> Compiled:
+        """Return the program for a target.
+
+        oracle: the workers that ask cuDNN.
+        build: builds the program of the model's graph.
+        """
+        environment, cached = "", self._cached
+        if oracle is not None and oracle.device:
+            environment = program_environment(target, self._options.plan_filter)
+        if cached is not None and cached.environment == environment:
+            load_constants_early(cached.program.graph)
+            options = replace(cached.options, target=target)
+            judge = choose_judge(target, options, oracle, None)
+            judge = StrictRounding(judge) if options.as_source else judge
+            self._options.report("partition", 1, 1)
+            return Compiled(cache(self._unchanged_model), cached.program, target, options, judge)
+        with noted_reads() as read:
+            compiled = build(self._unchanged_model() if self._graph is None else self._graph)
+            read |= self._read
+            if environment and self._key and answers_last(compiled.judge):
+                self._store.put(self._key, environment, compiled, self._bytes, read)
+        return compiled
+
+    @spent_on("the cached program is read")
+    def _look_up(self) -> None:
+        with suppress(OSError):  # as in `of`
+            self._cached = self._store.get(self._key, self._bytes)
+
+    def _read_model(self) -> Graph | ModelWithHostSteps:
+        """Read the model. If it warned, has data in other files, or was changed meanwhile, no program is cached."""
+        source = self._model if isinstance(self._model, frontends.Source) else frontends.Source(self._model)
+        read = read_model(source, self._shapes)
+        changed = source.data is None or source.data.version != self._data.version
+        if changed or source.weight_places != self._bytes.places or source.warned or source.has_external_data:
+            self._key = ""
+        return read
+
+    def _unchanged_model(self) -> Graph:
+        """Read the model of a cached program. Raises ModelError if its file was changed."""
+        known, read = self._key, self._read_model()
+        if known != self._key or not isinstance(read, Graph):
+            raise ModelError(f"{self._model}: was changed after it was compiled")
+        return read

@@ -1,0 +1,81 @@
+"""Compute what a cached program depends on, for its key."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import fusec
+from fusec.execution.compile_options import CompileOptions
+from fusec.gpu import device
+from fusec.gpu.cudnn.legality.verdict_keys import verdict_environment
+from fusec.plans.plan_filter import PlanFilter
+from fusec.system.installed import installed_version
+from fusec.targets.target import Target
+
+FORMAT = 1  # of an entry: raise it when the meaning of its data changes
+_LIBRARIES = ("numpy", "ml-dtypes", "onnx")  # which read the model and compute its constants
+# Options that change neither the graph nor its steps; the target is in the key with all its figures.
+_APART = ("budget_s", "lock", "progress", "simulate", "target")
+
+
+def program_key(content: str, options: CompileOptions, shapes: Mapping[str, Sequence[int]] | None) -> str:
+    """Return a digest of what a program depends on, apart from its environment. No GPU is asked for it.
+
+    content: digest of the model (`ModelBytes`).
+    shapes: shapes by name of an input.
+    """
+    given = {each.name: _plain(getattr(options, each.name)) for each in fields(options) if each.name not in _APART}
+    sizes = {name: list(map(int, shape)) for name, shape in (shapes or {}).items()}
+    versions = [sys.version, *map(installed_version, _LIBRARIES), _code_digest()]
+    return _digest([FORMAT, content, given, sizes, versions])
+
+
+def program_environment(target: Target, plan_filter: PlanFilter) -> str:
+    """Return a digest of the GPU of this machine, and of the libraries that say what fuses on it."""
+    return _digest([target.figures_digest, device.device_name(), verdict_environment(target, True, plan_filter)])
+
+
+def _digest(plain: Any) -> str:
+    return hashlib.sha256(json.dumps(plain, default=str).encode()).hexdigest()
+
+
+def _plain(value: Any) -> Any:
+    """Return the value of an option as plain data. Sets are sorted; mappings keep their order, which may matter."""
+    match value:
+        case Mapping():
+            return [[name, _plain(each)] for name, each in value.items()]
+        case frozenset() | set():
+            return sorted(value)
+        case tuple() | list():
+            return list(map(_plain, value))
+        case _:
+            return value
+
+
+@cache
+def _code_digest() -> str:
+    """Return a digest of fusec's version, and of name, size and time of change of each of its files.
+
+    Python itself decides by size and time if compiled code is of a source. Reading all files would take longer.
+    """
+    files = sorted(_files(str(Path(fusec.__file__).parent)))
+    return _digest([fusec.__version__, files])
+
+
+def _files(folder: str) -> Iterator[tuple[str, int, int]]:
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.is_dir():
+                if entry.name != "__pycache__":
+                    yield from _files(entry.path)
+            else:
+                state = entry.stat()
+                yield entry.path, state.st_size, state.st_mtime_ns
