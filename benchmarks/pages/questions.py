@@ -188,7 +188,7 @@ QUESTIONS = {
             "`MAX_BYTES` in program_cache/store.py programs"
         ),
         "When is a model's file not imported again?": "compiler/file_program.py looks for its program on a GPU; "
-        "program_cache/key.py and program_cache/model_bytes.py say what it depends on",
+        "program_cache/key.py and program_cache/model_files.py say what it depends on",
         "What if two processes compile the same model?": (
             "cuDNN is asked about each graph once: gpu/cudnn/legality/oracle.py claims a graph by a lock of "
             "system/machine_locks.py, and others wait for the verdict. Each process times plans for itself; "

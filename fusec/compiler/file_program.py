@@ -25,7 +25,7 @@ from fusec.passes.base import FASTEST
 from fusec.passes.partition.strict_rounding import StrictRounding
 from fusec.program_cache.entry import CachedProgram
 from fusec.program_cache.key import program_environment, program_key
-from fusec.program_cache.model_bytes import ModelBytes
+from fusec.program_cache.model_files import ModelFiles
 from fusec.program_cache.store import ProgramStore
 from fusec.system.byte_ranges import FileRanges
 from fusec.system.compile_timer import spent_on
@@ -42,10 +42,10 @@ class FileProgram:
         options: CompileOptions,
         shapes: Mapping[str, Sequence[int]] | None,
     ):
-        self._model, self._data, self._options, self._shapes = model, data, options, shapes
-        self._bytes = ModelBytes(data)
+        self._model, self._options, self._shapes = model, options, shapes
+        self._files = ModelFiles(data, data.path.parent)
         self._store = ProgramStore()
-        self._key = program_key(self._bytes.digest, options, shapes)  # empty: the program is not cached
+        self._key = program_key(self._files.digest, options, shapes)  # empty: the program is not cached
         self._cached: CachedProgram | None = None
         self._graph: Graph | None = None
         self._read = set[Literal]()  # whose numbers the program may depend on
@@ -95,20 +95,23 @@ class FileProgram:
             compiled = build(self._unchanged_model() if self._graph is None else self._graph)
             read |= self._read
             if environment and self._key and answers_last(compiled.judge):
-                self._store.put(self._key, environment, compiled, self._bytes, read)
+                self._store.put(self._key, environment, compiled, self._files, read)
         return compiled
 
     @spent_on("the cached program is read")
     def _look_up(self) -> None:
         with suppress(OSError):  # as in `of`
-            self._cached = self._store.get(self._key, self._bytes)
+            self._cached = self._store.get(self._key, self._files)
 
     def _read_model(self) -> Graph | ModelWithHostSteps:
-        """Read the model. If it warned, has data in other files, or was changed meanwhile, no program is cached."""
+        """Read the model. If it warned, was changed meanwhile, or is not read by places, no program is cached."""
         source = self._model if isinstance(self._model, frontends.Source) else frontends.Source(self._model)
         read = read_model(source, self._shapes)
-        changed = source.data is None or source.data.version != self._data.version
-        if changed or source.weight_places != self._bytes.places or source.warned or source.has_external_data:
+        known = self._files.versions
+        now = {"": () if source.data is None else source.data.version}
+        now |= {location: data.version for location, data in source.external_files.items()}
+        changed = any(known[location] != now[location] for location in known.keys() & now.keys())
+        if changed or source.weight_places != self._files.places or source.warned:
             self._key = ""
         return read
 

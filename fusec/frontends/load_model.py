@@ -159,9 +159,9 @@ class Source:
         return self._checked is not None and bool(self._checked.noted)
 
     @property
-    def has_external_data(self) -> bool:
-        """Tell if an import of this model has found tensors whose data is in other files."""
-        return self._files is not None and bool(self._files.external)
+    def external_files(self) -> Mapping[str, FileRanges]:
+        """Return the files with external data that imports of this model have opened, by location in its folder."""
+        return {} if self._files is None else self._files.external
 
     @property
     def weight_places(self) -> frozenset[Place]:

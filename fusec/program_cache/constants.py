@@ -1,4 +1,4 @@
-"""Write how the constants of a program are computed from a model's file, and read it again.
+"""Write how the constants of a program are computed from a model's files, and read it again.
 
 Small constants are stored with their numbers. A large one is a place in the file, or a computation of other constants.
 So an entry of the cache holds no weights.
@@ -6,12 +6,12 @@ So an entry of the cache holds no weights.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from fusec.artifacts.safetensors import type_of
-from fusec.frontends.onnx.model_file.own_data import OwnData
+from fusec.frontends.onnx.model_file.stored_data import StoredData
 from fusec.ir import DType, HostArray, Literal
 from fusec.passes.layout.precision import Narrow
 from fusec.passes.rewriting.computations import UnrecordedError, computation_data, computation_of
@@ -25,17 +25,19 @@ class ConstantsWriter:
     """Describes constants as plain data, each once, after those that it is computed from.
 
     values: the constants that are stored with their numbers.
+    sizes: bytes of each file with external data, by location.
     """
 
     def __init__(self) -> None:
         self.data: list[dict[str, Any]] = []
         self.values: list[Literal] = []
+        self.sizes: dict[str, int] = {}
         self._numbers: dict[Literal, int] = {}
 
     def number(self, literal: Literal) -> int:
         """Describe a constant, and return its number.
 
-        Raises UnrecordedError for a large constant that is neither in the model's own bytes nor a recorded computation.
+        Raises UnrecordedError for a large constant that is neither in a file of the model nor a recorded computation.
         """
         if literal not in self._numbers:
             data = {"label": literal.label, "type": str(literal.type), **self._described(literal)}
@@ -46,8 +48,11 @@ class ConstantsWriter:
     def _described(self, literal: Literal) -> dict[str, Any]:
         if literal.type.nbytes <= EAGER_BYTES:
             return self._stored(literal)
-        if isinstance(literal.load, OwnData):
-            return {"offset": literal.load.place.offset, "length": literal.load.place.length}
+        if isinstance(literal.load, StoredData):
+            place = literal.load.place
+            if literal.load.location:
+                self.sizes[literal.load.location] = literal.load.data.size
+            return {"file": literal.load.location, "offset": place.offset, "length": place.length}
         if isinstance(literal, Narrow):
             return {"narrow": self.number(literal.wide), "name": literal.name}
         if isinstance(literal, Derived) and literal.computation[1]:
@@ -55,7 +60,7 @@ class ConstantsWriter:
             return {"base": literal.base, **computation_data(compute), "of": [self.number(each) for each in sources]}
         if literal.type.nbytes <= STORED_BYTES:
             return self._stored(literal)
-        raise UnrecordedError(f"constant {literal.label!r} of {literal.type} is not in the model's own bytes")
+        raise UnrecordedError(f"constant {literal.label!r} of {literal.type} is not in a file of the model")
 
     def _stored(self, literal: Literal) -> dict[str, Any]:
         if literal.type.dtype is DType.STRING:
@@ -65,11 +70,12 @@ class ConstantsWriter:
 
 
 def read_constants(
-    data: Sequence[Mapping[str, Any]], values: Mapping[str, Literal], model: ByteRanges
+    data: Sequence[Mapping[str, Any]], values: Mapping[str, Literal], file: Callable[[str], ByteRanges]
 ) -> list[Literal]:
     """Return the constants that a `ConstantsWriter` described; none is loaded.
 
     values: the stored ones, by digest.
+    file: returns the bytes of a file of the model, by location.
     Raises ValueError, KeyError, TypeError, IndexError or VerifyError for other data.
     """
     found: list[Literal] = []
@@ -82,7 +88,8 @@ def read_constants(
             literal = Literal(type, partial(_array, stored), label)
         elif "offset" in each:
             place = Place(int(each["offset"]), int(each["length"]))
-            literal = Literal(type, OwnData(model, place, type), label, keep=False)
+            location = str(each["file"])
+            literal = Literal(type, StoredData(file(location), place, type, location), label, keep=False)
         elif "narrow" in each:
             literal = Narrow(_before(found, each["narrow"]), type.dtype, str(each["name"]))
             literal.label = label

@@ -17,7 +17,7 @@ from fusec.execution.compilation import Compiled
 from fusec.ir import Graph, Literal, print_graph
 from fusec.passes.base import Options
 from fusec.program_cache.constants import ConstantsWriter, read_constants
-from fusec.program_cache.model_bytes import ModelBytes
+from fusec.program_cache.model_files import ModelFiles
 from fusec.schedule.program import Program
 from fusec.system.dataclass import dataclass
 from fusec.targets.target import DEFAULT
@@ -41,12 +41,12 @@ class CachedProgram:
 
 
 def write_entry(
-    path: Path, key: Mapping[str, str], compiled: Compiled, model: ModelBytes, read: Collection[Literal]
+    path: Path, key: Mapping[str, str], compiled: Compiled, model: ModelFiles, read: Collection[Literal]
 ) -> None:
     """Write a program, which is in the file completely or not at all.
 
     key: what the program depends on: `key` and `environment`.
-    model: the bytes of its model's file.
+    model: the files of its model.
     read: the constants whose numbers it may depend on, too; those that are read to write the entry may come later.
     Raises UnrecordedError if nothing says how one of its constants is computed, FusecError if the file cannot be
     written.
@@ -62,23 +62,24 @@ def write_entry(
         file.add(PROGRAM, json.dumps(program_data(compiled.program, text), separators=(",", ":")).encode())
         file.add(CONSTANTS, json.dumps(constants.data, separators=(",", ":")).encode())
         file.stream(VALUES, lambda member: write_values(member, constants.values))
-        file.finish({**key, "options": options_data(compiled.options), "weights_read": model.weights_read(read)})
+        depends = {"sizes": constants.sizes, "weights_read": model.weights_read(read)}
+        file.finish({**key, **depends, "options": options_data(compiled.options)})
 
 
-def read_entry(path: Path, key: str, model: ModelBytes) -> CachedProgram | None:
-    """Read a program; None if the model's file has other weights than those that it depends on.
+def read_entry(path: Path, key: str, model: ModelFiles) -> CachedProgram | None:
+    """Read a program; None if the model's files have other weights than those that it depends on.
 
-    Its large constants are read from the model's file when they are used.
+    Its large constants are read from these files when they are used.
     Raises ModelError that names a damaged member, or if the entry is of another key.
     """
     file = Reader(path)
     if file.manifest.get("key") != key:
         raise ModelError(f"{path}: {MANIFEST}: is of another program")
     try:
-        if not model.has_weights(file.manifest["weights_read"]):
+        if not model.has_weights(file.manifest["weights_read"]) or not model.has_sizes(file.manifest["sizes"]):
             return None
         values = read_values(memoryview(file.check(VALUES)))
-        literals = read_constants(file.json(CONSTANTS), values, model.data)
+        literals = read_constants(file.json(CONSTANTS), values, model.file)
         weights = {str(number): literal for number, literal in enumerate(literals)}
         graph = parse(file.text(GRAPH), weights)
         program = read_program(graph, file.json(PROGRAM), weights, {})

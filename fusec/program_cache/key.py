@@ -29,7 +29,7 @@ _APART = ("budget_s", "lock", "progress", "simulate", "target")
 def program_key(content: str, options: CompileOptions, shapes: Mapping[str, Sequence[int]] | None) -> str:
     """Return a digest of what a program depends on, apart from its environment. No GPU is asked for it.
 
-    content: digest of the model (`ModelBytes`).
+    content: digest of the model (`ModelFiles`).
     shapes: shapes by name of an input.
     """
     given = {each.name: _plain(getattr(options, each.name)) for each in fields(options) if each.name not in _APART}

@@ -19,7 +19,7 @@ from fusec.passes.rewriting.computations import UnrecordedError
 from fusec.plans.cache_file import files_in
 from fusec.plans.cache_folder import cache_folder
 from fusec.program_cache.entry import CachedProgram, read_entry, write_entry
-from fusec.program_cache.model_bytes import ModelBytes
+from fusec.program_cache.model_files import ModelFiles
 
 MAX_BYTES = 256 << 20  # of all entries; one of a model with hundreds of nodes takes some 100 KB, without its weights
 _log = logging.getLogger(__name__)
@@ -32,8 +32,8 @@ class ProgramStore:
         self.folder = folder or cache_folder() / "programs"
         self.max_bytes = max_bytes
 
-    def get(self, key: str, model: ModelBytes) -> CachedProgram | None:
-        """Return the program of a key, or None. model: the bytes of its model's file."""
+    def get(self, key: str, model: ModelFiles) -> CachedProgram | None:
+        """Return the program of a key, or None. model: the files of its model."""
         path = self.folder / key
         try:
             if not path.exists():
@@ -48,7 +48,7 @@ class ProgramStore:
             os.utime(path)
         return found
 
-    def put(self, key: str, environment: str, compiled: Compiled, model: ModelBytes, read: Collection[Literal]) -> None:
+    def put(self, key: str, environment: str, compiled: Compiled, model: ModelFiles, read: Collection[Literal]) -> None:
         """Write a program, in place of any other of its key. A program that has no form as a file is left out.
 
         environment: see `CachedProgram`.

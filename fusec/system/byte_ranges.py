@@ -38,7 +38,7 @@ class FileRanges:
     """Ranges of a file, which stays open. Reading raises OSError when the file was changed since it was opened."""
 
     def __init__(self, path: Path):
-        self._path = path
+        self.path = path
         self._handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         weakref.finalize(self, os.close, self._handle)
         self._version = self._current_version()
@@ -67,12 +67,12 @@ class FileRanges:
             done += count
         self._require_unchanged()
         if done < len(room):
-            raise OSError(errno.EIO, "ended before the bytes that were asked for", str(self._path))
+            raise OSError(errno.EIO, "ended before the bytes that were asked for", str(self.path))
 
     def _require_unchanged(self) -> None:
         """Check the file after a read, so that a change during the read is noticed, too."""
         if self._current_version() != self._version:
-            raise OSError(errno.ESTALE, "was changed after it was opened", str(self._path))
+            raise OSError(errno.ESTALE, "was changed after it was opened", str(self.path))
 
     def _current_version(self) -> tuple[int, ...]:
         status = os.fstat(self._handle)

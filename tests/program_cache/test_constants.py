@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fusec import passes
-from fusec.frontends.onnx.model_file.own_data import OwnData
+from fusec.frontends.onnx.model_file.stored_data import StoredData
 from fusec.ir import DType, Literal, TensorType
 from fusec.ops import Transpose
 from fusec.passes.layout.precision import Narrow
@@ -25,21 +25,21 @@ TYPE = TensorType((400, 120), DType.F32)
 
 
 def weight() -> Literal:
-    return Literal(TYPE, OwnData(FILE, Place(64, NUMBERS.nbytes), TYPE), "w", keep=False)
+    return Literal(TYPE, StoredData(FILE, Place(64, NUMBERS.nbytes), TYPE), "w", keep=False)
 
 
 def again(*literals: Literal) -> list[Literal]:
     writer = ConstantsWriter()
     numbers = [writer.number(each) for each in literals]
     values = {each.digest: each for each in writer.values}
-    found = read_constants(writer.data, values, FILE)
+    found = read_constants(writer.data, values, {"": FILE}.__getitem__)
     return [found[number] for number in numbers]
 
 
 def test_a_weight_is_a_place_in_the_file() -> None:
     writer = ConstantsWriter()
     writer.number(weight())
-    assert writer.data == [{"label": "w", "type": "f32[400,120]", "offset": 64, "length": NUMBERS.nbytes}]
+    assert writer.data == [{"label": "w", "type": "f32[400,120]", "file": "", "offset": 64, "length": NUMBERS.nbytes}]
     assert not writer.values
     (read,) = again(weight())
     assert (read.label, read.type) == ("w", TYPE)
@@ -90,7 +90,7 @@ def test_small_constants_are_stored_with_their_numbers() -> None:
 def test_a_large_constant_that_nothing_describes_is_refused(compute: Any) -> None:
     large = TensorType((STORED_BYTES,), DType.F32)
     wide = Literal(large, lambda: np.zeros(STORED_BYTES, np.float32))
-    with pytest.raises(UnrecordedError, match="is not in the model's own bytes"):
+    with pytest.raises(UnrecordedError, match="is not in a file of the model"):
         ConstantsWriter().number(wide)
     with pytest.raises(UnrecordedError):
         ConstantsWriter().number(Derived(TYPE, [weight()], compute, "w"))
@@ -119,7 +119,7 @@ def test_data_that_was_changed_is_refused(change: dict[str, Any]) -> None:
     writer.number(Derived(TYPE, [weight()], partial(product, factor=np.ones((400, 1))), "w"))
     data = [writer.data[0], {**writer.data[1], **change}]
     with pytest.raises((ValueError, KeyError, TypeError)):
-        read_constants(data, {}, FILE)
+        read_constants(data, {}, {"": FILE}.__getitem__)
 
 
 def _of(name: str) -> Any:

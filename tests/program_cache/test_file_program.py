@@ -14,6 +14,7 @@ import numpy as np
 import onnx
 import pytest
 from exported.packing import read as exported
+from helpers import assert_close
 from onnx import helper, numpy_helper
 from program_cache.files import TARGET, Builder, compile_file, drawn, workers, write_mlp
 
@@ -209,10 +210,64 @@ def test_another_gpu_replaces_the_entry(path: Path, monkeypatch: pytest.MonkeyPa
     assert compile_file(path)[1]
 
 
-def test_a_model_with_external_data_is_not_cached(path: Path) -> None:
-    onnx.save(onnx.load(path), path, save_as_external_data=True, location="weights", size_threshold=1000)
+def with_external_data(path: Path, weight: np.ndarray[Any, Any], bias: float = 0.5) -> None:
+    """Write the model with all weights in another file, the large one first."""
+    model = onnx.load(write_mlp(path, weight, bias))
+    path.with_name("weights").unlink(missing_ok=True)
+    onnx.save(model, path, save_as_external_data=True, location="weights", size_threshold=0)
+
+
+def test_external_data_is_read_where_it_is(path: Path) -> None:
+    with_external_data(path, drawn())
+    built, cached = compile_file(path, precision="fp16")
+    assert not cached
+    x = np.random.default_rng(1).standard_normal((8, 160)).astype(np.float32)
+    read, cached = compile_file(path, precision="fp16")
+    assert cached
+    np.testing.assert_array_equal(results(read, x), results(built, x))
+    with_external_data(path, drawn(1))
+    read, cached = compile_file(path, precision="fp16")
+    assert cached, "another checkpoint"
+    want = np.maximum(x.astype(np.float64) @ drawn(1) + 0.5, 0)
+    assert_close(results(read, x), want, 1e-2)
+
+
+def test_small_external_data_is_part_of_what_a_program_depends_on(path: Path) -> None:
+    with_external_data(path, drawn())
     compile_file(path)
-    assert not entries()
+    with_external_data(path, drawn(), bias=0.25)
+    read, cached = compile_file(path)
+    assert not cached
+    x = np.zeros((8, 160), np.float32)
+    np.testing.assert_array_equal(results(read, x), np.full((8, 256), 0.25, np.float32))
+
+
+@pytest.mark.parametrize("change", ["missing", "shorter", "longer"])
+def test_external_data_of_another_size_is_not_read(path: Path, change: str) -> None:
+    with_external_data(path, drawn())
+    compile_file(path)
+    weights = path.with_name("weights")
+    if change == "missing":
+        weights.unlink()
+    else:
+        os.truncate(weights, weights.stat().st_size + (4096 if change == "longer" else -4096))
+    if change == "longer":
+        assert not compile_file(path)[1]
+    else:
+        with pytest.raises(ModelError, match="external data"):
+            compile_file(path)
+    assert len(entries()) == 1, "what is in the cache is not damaged"
+
+
+def test_external_data_that_was_changed_after_it_was_compiled_is_not_read(path: Path, tmp_path: Path) -> None:
+    with_external_data(path, drawn())
+    compile_file(path)
+    compiled, _ = compile_file(path)
+    weights = path.with_name("weights")
+    (tmp_path / "other").write_bytes(bytes(weights.stat().st_size))
+    (tmp_path / "other").replace(weights)
+    with pytest.raises(ModelError, match="was changed after it was compiled"):
+        _ = compiled.source
 
 
 def test_a_model_whose_import_warned_is_not_cached(path: Path) -> None:

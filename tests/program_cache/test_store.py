@@ -11,19 +11,19 @@ from program_cache.files import Builder, drawn, write_mlp
 from fusec import frontends
 from fusec.execution.compilation import Compiled
 from fusec.execution.compile_options import CompileOptions
-from fusec.program_cache.model_bytes import ModelBytes
+from fusec.program_cache.model_files import ModelFiles
 from fusec.program_cache.store import ProgramStore
 from fusec.system.byte_ranges import FileRanges
 
 
 @pytest.fixture
-def made(tmp_path: Path) -> tuple[Compiled, ModelBytes]:
+def made(tmp_path: Path) -> tuple[Compiled, ModelFiles]:
     source = frontends.Source(write_mlp(tmp_path / "model.onnx", drawn()))
-    return Builder(CompileOptions())(source.load()), ModelBytes(FileRanges(tmp_path / "model.onnx"))
+    return Builder(CompileOptions())(source.load()), ModelFiles(FileRanges(tmp_path / "model.onnx"), tmp_path)
 
 
 def test_the_entries_that_were_unused_for_longest_are_deleted(
-    tmp_path: Path, made: tuple[Compiled, ModelBytes]
+    tmp_path: Path, made: tuple[Compiled, ModelFiles]
 ) -> None:
     compiled, model = made
     store = ProgramStore(tmp_path / "programs")
@@ -42,7 +42,7 @@ def test_the_entries_that_were_unused_for_longest_are_deleted(
     assert store.get("b", model) is None
 
 
-def test_an_entry_under_another_name_is_not_used(tmp_path: Path, made: tuple[Compiled, ModelBytes]) -> None:
+def test_an_entry_under_another_name_is_not_used(tmp_path: Path, made: tuple[Compiled, ModelFiles]) -> None:
     compiled, model = made
     store = ProgramStore(tmp_path / "programs")
     store.put("a", "here", compiled, model, ())
@@ -51,7 +51,7 @@ def test_an_entry_under_another_name_is_not_used(tmp_path: Path, made: tuple[Com
         assert store.get("b", model) is None
 
 
-def test_a_folder_that_cannot_be_written_costs_only_time(tmp_path: Path, made: tuple[Compiled, ModelBytes]) -> None:
+def test_a_folder_that_cannot_be_written_costs_only_time(tmp_path: Path, made: tuple[Compiled, ModelFiles]) -> None:
     compiled, model = made
     (tmp_path / "programs").write_text("a file")
     store = ProgramStore(tmp_path / "programs")

@@ -59,7 +59,7 @@ def test_a_weight_of_a_file_is_rounded_without_a_copy_in_its_own_type(
     weight, path = rng.standard_normal((256, 300)).astype(np.float32), tmp_path / "net.onnx"
     path.write_bytes(model(weight).SerializeToString())
     monkeypatch.setattr(
-        "fusec.frontends.onnx.model_file.own_data.OwnData._read", lambda self: pytest.fail("read as a whole")
+        "fusec.frontends.onnx.model_file.stored_data.StoredData._read", lambda self: pytest.fail("read as a whole")
     )
     np.testing.assert_array_equal(np.sort(narrow_weight(path).array, None), np.sort(weight.astype(np.float16), None))
 
@@ -90,13 +90,13 @@ def test_the_digest_of_a_weight_of_a_file_is_that_of_its_array(
     rng: np.random.Generator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: type
 ) -> None:
     """A large weight is read in parts, so that it takes little memory."""
-    monkeypatch.setattr("fusec.frontends.onnx.model_file.own_data.PART_BYTES", 1000)
+    monkeypatch.setattr("fusec.frontends.onnx.model_file.stored_data.PART_BYTES", 1000)
     weight, path = rng.integers(-8, 8, (256, 300)).astype(dtype), tmp_path / "net.onnx"
     path.write_bytes(model(weight).SerializeToString())
     graph = frontends.load(path, None)
     (late,) = (v.literal for v in graph.values() if v.literal is not None)
     if dtype is not ml_dtypes.int4:
         monkeypatch.setattr(
-            "fusec.frontends.onnx.model_file.own_data.OwnData._read", lambda self: pytest.fail("read as a whole")
+            "fusec.frontends.onnx.model_file.stored_data.StoredData._read", lambda self: pytest.fail("read as a whole")
         )
     assert late.digest == Literal.of(weight).digest

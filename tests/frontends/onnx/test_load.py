@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -18,9 +19,10 @@ from onnx import TensorProto, helper, numpy_helper
 
 from examples.models import LIGHT, light, random_inputs, randomised, reference_inputs, reference_outputs
 from fusec.errors import ModelError
-from fusec.frontends import load
+from fusec.frontends import Source, load
+from fusec.frontends.onnx.model_file.stored_data import StoredData
 from fusec.frontends.onnx.model_file.tensors import DTYPES
-from fusec.ir import Constant, DType, TensorType
+from fusec.ir import Constant, DType, TensorType, noted_reads
 from fusec.reference import evaluate
 from fusec.text import parse
 
@@ -294,26 +296,30 @@ def test_sparse_tensors(indices: list[object]) -> None:
     np.testing.assert_array_equal(literal_of(load(made).outputs[0]), want)
 
 
-def test_external_data_is_read_lazily_through_one_map(tmp_path: Path, rng: np.random.Generator) -> None:
+def test_external_data_is_read_lazily_from_a_file_that_is_opened_once(tmp_path: Path, rng: np.random.Generator) -> None:
     held = {f"w{i}": rng.standard_normal((3, 5)).astype(np.float32) for i in range(4)}
     nodes = [node("Add", ["x" if i == 0 else f"v{i - 1}", f"w{i}"], [f"v{i}"]) for i in range(4)]
     proto = model(nodes, [info("x", [3, 5])], ["v3"], held)
     onnx.save_model(proto, tmp_path / "m.onnx", save_as_external_data=True, location="w.bin", size_threshold=0)
-    graph = load(tmp_path / "m.onnx")
-    literal = graph.value("w0").literal
-    assert literal is not None
-    assert literal._array is None, "nothing is read at import"
+    source = Source(tmp_path / "m.onnx")
+    with noted_reads() as read:
+        graph = source.load()
+    assert not read, "nothing is read at import"
+    (file,) = source.external_files.values()
+    literals = [graph.value(f"w{i}").literal for i in range(4)]
+    assert all(x is not None and isinstance(x.load, StoredData) and x.load.data is file for x in literals)
     x = rng.standard_normal((3, 5)).astype(np.float32)
     assert_close(evaluate(graph, {"x": x})["v3"], x + sum(held.values()), 1e-6)
-    bases = {id(_root(literal_of(graph.value(f"w{i}")))) for i in range(4)}
-    assert len(bases) == 1
 
 
-def _root(array: Any) -> Any:
-    base = array
-    while isinstance(base, np.ndarray) and base.base is not None:
-        base = base.base
-    return base.obj if isinstance(base, memoryview) else base
+def test_external_data_that_is_changed_after_the_import_is_not_used(tmp_path: Path) -> None:
+    held = {"w": np.ones((64, 64), np.float32)}
+    proto = model([node("Add", ["x", "w"], ["y"])], [info("x", [64, 64])], ["y"], held)
+    onnx.save_model(proto, tmp_path / "m.onnx", save_as_external_data=True, location="w.bin", size_threshold=0)
+    graph = load(tmp_path / "m.onnx")
+    os.truncate(tmp_path / "w.bin", 99)
+    with pytest.raises(ModelError, match="a weight cannot be read: was changed after it was opened"):
+        literal_of(graph.value("w"))
 
 
 @pytest.mark.parametrize("kind", [TensorProto.INT4, TensorProto.UINT4, TensorProto.FLOAT8E4M3FN, TensorProto.UINT2])

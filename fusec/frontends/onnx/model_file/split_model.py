@@ -13,7 +13,7 @@ from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from fusec.system.byte_ranges import BlockRanges, ByteRanges, Place
+from fusec.system.byte_ranges import BlockRanges, ByteRanges, FileRanges, Place
 from fusec.system.dataclass import dataclass
 
 if TYPE_CHECKING:
@@ -39,13 +39,13 @@ class TensorFiles:
     folder: folder of external data, or None.
     own: the bytes of the model itself.
     places: the ranges of `own` that were split off.
-    external: names of the tensors with external data that were read so far.
+    external: the files with external data that were opened so far, by location.
     """
 
     folder: Path | None = None
     own: ByteRanges | None = None
     places: frozenset[Place] = field(default_factory=frozenset[Place])
-    external: set[str] = field(default_factory=set[str])
+    external: dict[str, FileRanges] = field(default_factory=dict[str, FileRanges])
 
 
 class _WireError(Exception):

@@ -6,19 +6,18 @@ For security, external data must be inside the model's folder: fusec opens no fi
 from __future__ import annotations
 
 import math
-import mmap
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from onnx import SparseTensorProto, TensorProto
 
-from fusec.errors import ModelError, VerifyError
+from fusec.errors import VerifyError
 from fusec.exporters.onnx_element_types import ELEMENT_TYPES
+from fusec.frontends.onnx.model_file.external_files import opened
 from fusec.frontends.onnx.model_file.limits import require_constant
-from fusec.frontends.onnx.model_file.own_data import OwnData
 from fusec.frontends.onnx.model_file.split_model import TensorFiles, place_of
+from fusec.frontends.onnx.model_file.stored_data import StoredData
 from fusec.ir import HALVES, DType, Literal, TensorType
 from fusec.lowering.packing import code_bytes, from_codes
 from fusec.ops.spec import require
@@ -56,7 +55,6 @@ class Tensors:
 
     def __init__(self, files: TensorFiles | None = None):
         self._files = files or TensorFiles()
-        self._maps: dict[Path, mmap.mmap] = {}  # one map a file: each holds a file descriptor
 
     def literal(self, tensor: TensorProto) -> Literal:
         """Read a tensor. Raises VerifyError if its data does not fit its declared type."""
@@ -106,11 +104,10 @@ class Tensors:
         need = code_bytes(type.size, type.dtype)
         require(place.length == need, f"{type} takes {need} bytes, its data has {place.length}")
         assert self._files.own is not None, "a place is in some bytes"
-        return Literal(type, OwnData(self._files.own, place, type), name, keep=False)
+        return Literal(type, StoredData(self._files.own, place, type), name, keep=False)
 
     def _external(self, tensor: TensorProto, type: TensorType) -> Literal:
         """Return a literal that reads external data when it is needed. Raises VerifyError if its place is not valid."""
-        self._files.external.add(tensor.name)
         entries = {entry.key: entry.value for entry in tensor.external_data}
         require("location" in entries, "external data without a location")
         location = entries["location"]
@@ -119,57 +116,16 @@ class Tensors:
             f"external data in {location!r}, but the model was not given as a path: give its path, "
             "or load the data first (onnx.load_external_data_for_model)",
         )
-        assert self._files.folder is not None
-        path = _inside(self._files.folder, location)
+        data = opened(self._files, location)
         offset = _number(entries.get("offset", "0"), "offset")
         need = code_bytes(type.size, type.dtype)
         length = _number(entries.get("length", str(need)), "length")
         require(length == need, f"{type} takes {need} bytes, its external data in {location!r} has {length}")
-        size = path.stat().st_size
         require(
-            offset + length <= size,
-            f"external data at bytes {offset} to {offset + length} of {location!r}, which has {size}",
+            offset + length <= data.size,
+            f"external data at bytes {offset} to {offset + length} of {location!r}, which has {data.size}",
         )
-
-        def read() -> np.ndarray[Any, Any]:
-            if type.size == 0:
-                return np.empty(type.shape, type.dtype.numpy)
-            try:
-                raw = np.frombuffer(self._map(path), np.uint8, need, offset)
-                if type.dtype.is_narrow:
-                    return from_codes(raw, type.size, type.dtype).reshape(type.shape)
-                return raw.view(type.dtype.numpy).reshape(type.shape)
-            except (OSError, ValueError) as error:
-                raise ModelError(f"{path}: external data of {tensor_name!r}: {error}") from error
-
-        tensor_name = tensor.name
-        return Literal(type, read, tensor_name)
-
-    def _map(self, path: Path) -> mmap.mmap:
-        if path not in self._maps:
-            with path.open("rb") as file:
-                self._maps[path] = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        return self._maps[path]
-
-
-def _inside(folder: Path, location: str) -> Path:
-    """Return the path of external data. Raises VerifyError if it is not a regular file inside `folder`."""
-    relative = Path(location)
-    outside = f"external data {location!r} is outside the model's folder"
-    require(bool(location) and "\0" not in location, f"external data at the location {location!r}")
-    require(not relative.is_absolute() and ".." not in relative.parts, outside)
-    root = folder.resolve()
-    try:
-        path = (root / relative).resolve(strict=True)
-    except (OSError, RuntimeError) as error:  # RuntimeError: a loop of symlinks
-        raise VerifyError(f"external data {location!r}: no such file in the model's folder") from error
-    require(path.is_relative_to(root), f"{outside} (through a symbolic link)")
-    require(path.is_file(), f"external data {location!r} is not a regular file")
-    require(
-        path.stat().st_nlink == 1,
-        f"external data {location!r} has several hard links, so it may be a file of another folder: copy it",
-    )
-    return path
+        return Literal(type, StoredData(data, Place(offset, length), type, location), tensor.name, keep=False)
 
 
 def _number(text: str, what: str) -> int:

@@ -1,4 +1,4 @@
-"""Load weights in the bytes of a model when they are used. Nothing of onnx is imported for it."""
+"""Load weights from a model's file, or a file in its folder, when they are used. Nothing of onnx is imported for it."""
 
 from __future__ import annotations
 
@@ -16,14 +16,16 @@ from fusec.system.byte_ranges import ByteRanges, Place
 from fusec.system.rounded_read import PART_BYTES, read_rounded
 
 
-class OwnData:
-    """Load data in the model's own bytes.
+class StoredData:
+    """Load data that is stored at a place in a file.
+
+    location: path of the file in the model's folder; empty: the bytes of the model itself
 
     Calls return the same memory as long as an array of it is in use.
     """
 
-    def __init__(self, data: ByteRanges, place: Place, type: TensorType):
-        self.data, self.place, self._type = data, place, type
+    def __init__(self, data: ByteRanges, place: Place, type: TensorType, location: str = ""):
+        self.data, self.place, self.location, self._type = data, place, location, type
         self._last: weakref.ref[np.ndarray[Any, Any]] | None = None
 
     def __call__(self) -> np.ndarray[Any, Any]:
