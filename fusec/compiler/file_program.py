@@ -24,7 +24,7 @@ from fusec.ir import Graph, Literal, noted_reads
 from fusec.passes.base import FASTEST
 from fusec.passes.partition.strict_rounding import StrictRounding
 from fusec.program_cache.entry import CachedProgram
-from fusec.program_cache.key import program_environment, program_key
+from fusec.program_cache.key import is_code_as_loaded, program_environment, program_key
 from fusec.program_cache.model_files import ModelFiles
 from fusec.program_cache.store import ProgramStore
 from fusec.system.byte_ranges import FileRanges
@@ -55,7 +55,7 @@ class FileProgram:
         """Return the program of a model that is a file, where a GPU may run it; None if it is not cached."""
         if options.lock is not None or options.budget_s != float("inf") or options.rounding == FASTEST:
             return None  # because the program depends on more than the model and the options
-        if os.environ.get("FUSEC_DUMP") or device.cuda_driver() is None:
+        if os.environ.get("FUSEC_DUMP") or device.cuda_driver() is None or not is_code_as_loaded():
             return None
         with suppress(OSError, ValueError, TypeError, AttributeError):  # reading the model raises errors that say more
             if isinstance(model, frontends.Source):

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from functools import cache
@@ -20,6 +21,7 @@ from fusec.plans.plan_filter import PlanFilter
 from fusec.system.installed import installed_version
 from fusec.targets.target import Target
 
+LOADED_NS = time.time_ns()  # when this process loaded the code
 FORMAT = 1  # of an entry: raise it when the meaning of its data changes
 _LIBRARIES = ("numpy", "ml-dtypes", "onnx")  # which read the model and compute its constants
 # Options that change neither the graph nor its steps; the target is in the key with all its figures.
@@ -34,7 +36,7 @@ def program_key(content: str, options: CompileOptions, shapes: Mapping[str, Sequ
     """
     given = {each.name: _plain(getattr(options, each.name)) for each in fields(options) if each.name not in _APART}
     sizes = {name: list(map(int, shape)) for name, shape in (shapes or {}).items()}
-    versions = [sys.version, *map(installed_version, _LIBRARIES), _code_digest()]
+    versions = [sys.version, *map(installed_version, _LIBRARIES), _code()[1]]
     return _digest([FORMAT, content, given, sizes, versions])
 
 
@@ -60,14 +62,19 @@ def _plain(value: Any) -> Any:
             return value
 
 
+def is_code_as_loaded() -> bool:
+    """Tell if no file of fusec is newer than the code that this process runs."""
+    return _code()[0] <= LOADED_NS
+
+
 @cache
-def _code_digest() -> str:
-    """Return a digest of fusec's version, and of name, size and time of change of each of its files.
+def _code() -> tuple[int, str]:
+    """Return when a file of fusec changed last, and a digest of its version and of name, size and time of each file.
 
     Python itself decides by size and time if compiled code is of a source. Reading all files would take longer.
     """
     files = sorted(_files(str(Path(fusec.__file__).parent)))
-    return _digest([fusec.__version__, files])
+    return max(changed for _, _, changed in files), _digest([fusec.__version__, files])
 
 
 def _files(folder: str) -> Iterator[tuple[str, int, int]]:

@@ -42,7 +42,8 @@ from fusec.runtime import Executable, SimulatorBackend
 
 @pytest.fixture(autouse=True)
 def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Let the machine seem to have a GPU, and an empty cache."""
+    """Let the machine seem to have a GPU, an empty cache, and code that nobody edits meanwhile."""
+    monkeypatch.setattr(key, "LOADED_NS", 2**63)
     monkeypatch.setenv("FUSEC_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(device, "cuda_driver", lambda: object())
     monkeypatch.setattr(device, "device_name", lambda: "NVIDIA H200")
@@ -192,14 +193,14 @@ def test_other_code_has_another_entry(path: Path, monkeypatch: pytest.MonkeyPatc
     package.mkdir()
     (package / "pass.py").write_text("one")
     monkeypatch.setattr(key.fusec, "__file__", str(package / "__init__.py"))
-    key._code_digest.cache_clear()
+    key._code.cache_clear()
     compile_file(path)
     assert compile_file(path)[1]
     (package / "pass.py").write_text("other")
-    key._code_digest.cache_clear()
+    key._code.cache_clear()
     assert not compile_file(path)[1]
     monkeypatch.undo()
-    key._code_digest.cache_clear()
+    key._code.cache_clear()
 
 
 def test_another_gpu_replaces_the_entry(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -342,6 +343,9 @@ def test_what_is_no_file_alone_is_not_cached(path: Path, monkeypatch: pytest.Mon
     assert FileProgram.of(path, CompileOptions(), None) is None
     monkeypatch.delenv("FUSEC_DUMP")
     assert FileProgram.of(path, CompileOptions(), None) is not None
+    with monkeypatch.context() as patch:
+        patch.setattr(key, "LOADED_NS", 0)
+        assert FileProgram.of(path, CompileOptions(), None) is None, "a file of fusec was changed meanwhile"
     monkeypatch.setattr(device, "cuda_driver", lambda: None)
     assert FileProgram.of(path, CompileOptions(), None) is None
 
