@@ -69,7 +69,10 @@ class FileProgram:
         self._look_up()
         if self._cached is None:
             with noted_reads() as self._read:
-                read = self._read_model()
+                source = self._source()
+                read = read_model(source, self._shapes)
+            if source.warned or self._is_changed(source):
+                self._key = ""
             if isinstance(read, ModelWithHostSteps):
                 return read
             self._graph = read
@@ -103,21 +106,21 @@ class FileProgram:
         with suppress(OSError):  # as in `of`
             self._cached = self._store.get(self._key, self._files)
 
-    def _read_model(self) -> Graph | ModelWithHostSteps:
-        """Read the model. If it warned, was changed meanwhile, or is not read by places, no program is cached."""
-        source = self._model if isinstance(self._model, frontends.Source) else frontends.Source(self._model)
-        read = read_model(source, self._shapes)
+    def _source(self) -> frontends.Source:
+        return self._model if isinstance(self._model, frontends.Source) else frontends.Source(self._model)
+
+    def _is_changed(self, source: frontends.Source) -> bool:
+        """Tell if a source has other files than those that the key is of, or does not read its weights by places."""
         known = self._files.versions
         now = {"": () if source.data is None else source.data.version}
         now |= {location: data.version for location, data in source.external_files.items()}
         changed = any(known[location] != now[location] for location in known.keys() & now.keys())
-        if changed or source.weight_places != self._files.places or source.warned:
-            self._key = ""
-        return read
+        return changed or source.weight_places != self._files.places
 
     def _unchanged_model(self) -> Graph:
-        """Read the model of a cached program. Raises ModelError if its file was changed."""
-        known, read = self._key, self._read_model()
-        if known != self._key or not isinstance(read, Graph):
-            raise ModelError(f"{self._model}: was changed after it was compiled")
+        """Read the model of a cached program. Raises ModelError if its files were changed."""
+        source = self._source()
+        read = read_model(source, self._shapes)
+        if self._is_changed(source) or not isinstance(read, Graph):
+            raise ModelError(f"{source.file}: was changed after it was compiled")
         return read

@@ -331,6 +331,17 @@ def test_a_source_of_a_file_shares_the_entry_of_its_path(path: Path) -> None:
     assert compile_file(frontends.Source(path))[1]
 
 
+def test_a_source_that_has_warned_for_other_shapes_still_gives_its_model(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = frontends.Source(path)
+    compile_file(source)
+    compiled, cached = compile_file(source)
+    assert cached
+    monkeypatch.setattr(frontends.Source, "warned", True)
+    assert compiled.source.outputs
+
+
 def test_what_is_no_file_alone_is_not_cached(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = frontends.Source(path)
     bound = source.with_constants({"x": np.zeros((8, 160), np.float32)})
