@@ -158,7 +158,7 @@ def _build(
     def build(graph: Graph) -> Compiled:
         return build_program(graph, options, target, family, oracle)
 
-    return build(source) if isinstance(source, Graph) else source.compiled(target, oracle, build)
+    return source.compiled(target, oracle, build) if isinstance(source, FileProgram) else build(source)
 
 
 def build_model(
