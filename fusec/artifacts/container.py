@@ -69,12 +69,13 @@ class Writer:
 
 
 @contextlib.contextmanager
-def written(path: Path) -> Generator[Writer]:
+def written(path: Path, *, durable: bool = True) -> Generator[Writer]:
     """Open a writer; the file appears under its name when the block ends without an error.
 
+    durable: see `atomic_write.written`.
     Raises FusecError if the file cannot be written.
     """
-    with writing(path), atomic_write.written(path.resolve(), durable=True) as file:
+    with writing(path), atomic_write.written(path.resolve(), durable=durable) as file:
         writer = Writer(file)
         try:
             yield writer

@@ -57,7 +57,7 @@ def write_entry(
     def text(graph: Graph) -> str:
         return print_graph(graph, locations=True, label=lambda literal: str(numbers[literal]))
 
-    with written(path) as file:
+    with written(path, durable=False) as file:
         file.add(GRAPH, text(compiled.graph).encode())
         file.add(PROGRAM, json.dumps(program_data(compiled.program, text), separators=(",", ":")).encode())
         file.add(CONSTANTS, json.dumps(constants.data, separators=(",", ":")).encode())
