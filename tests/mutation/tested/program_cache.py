@@ -88,6 +88,15 @@ PROGRAM_CACHE: tuple[Mutant, ...] = (
         "program_cache",
     ),
     _m(
+        "answers_that_pass",
+        "program cache",
+        "gpu/cudnn/legality/judges.py",
+        "        self.passing += [verdict for verdict in refused if not lasts(verdict) and verdict.code != HAZARD]\n",
+        "",
+        "a program is cached that was built while memory was short",
+        "gpu/cudnn/legality/test_answers_last.py",
+    ),
+    _m(
         "calls_anything",
         "program cache",
         "passes/rewriting/computations.py",

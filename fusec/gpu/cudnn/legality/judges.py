@@ -67,7 +67,7 @@ class CudnnJudge:
             verdicts.update(zip(some, self.oracle.judge(list(some.values()), end=end), strict=True))
         self.left_s -= time.monotonic() - start
         refused = (verdict for verdict in verdicts.values() if isinstance(verdict, Refused))
-        self.passing += [verdict for verdict in refused if verdict.stage != "lower" and _is_passing(verdict)]
+        self.passing += [verdict for verdict in refused if not lasts(verdict) and verdict.code != HAZARD]
         return [verdicts[index] for index in range(len(bodies))]
 
 
@@ -125,10 +125,6 @@ def refusal(body: Graph, tensor_cores: bool) -> Refused | None:
         return Refused("lower", "FUSEC", str(error))
     hazard = deadly(graph) or misread(graph)
     return Refused("validate", HAZARD, hazard) if hazard else None
-
-
-def _is_passing(refused: Refused) -> bool:
-    return not lasts(refused) and refused.code != HAZARD
 
 
 def answers_last(judge: Judge | None) -> bool:
