@@ -119,7 +119,7 @@ def main(arguments: Sequence[str]) -> None:
                 held["files"] = by_file([json.loads(line) for line in lines])
     held["stages"] = {stage: held["stages"][stage] for stage in STAGES if stage in held["stages"]}
     held["machine"] = {"cores": os.cpu_count(), "cpu": processor(), "python": platform.python_version()}
-    RESULTS.write_text(json.dumps({**date_and_commit(), **held}, indent=1) + "\n")
+    RESULTS.write_text(json.dumps({**held, **date_and_commit()}, indent=1) + "\n")
 
 
 if __name__ == "__main__":
