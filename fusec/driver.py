@@ -85,6 +85,7 @@ def compile(
     A model that needs values on the host is a SegmentedExecutable, which compiles what follows when it is called.
 
     model: an ONNX path, ONNX bytes, a ModelProto, the text form, a Graph (which is not changed), or a Builder.
+        On a GPU, the program of a file is cached on disk (docs/artifacts.md).
     target: `auto` (the GPU of this machine, or else an H200 in simulation) or one of `fusec targets`.
         The program runs on the GPU if this machine has that model, else in the simulator. `cpu` runs op by op in NumPy
         and never asks cuDNN; it is meant for training on a machine without a GPU. If cuDNN is not installed, fusec's
