@@ -26,7 +26,7 @@ nitpicky = True
 nitpick_ignore_regex = [
     ("py:.*", r"(?!fusec\.)[\w.\[\], |]+"),
     ("py:class", r"fusec\.(artifacts|dynamic_shapes|execution|lowering|passes|plans)\..*"),
-    ("py:class", r"fusec\.(scale|schedule|segments|serving)\..*"),
+    ("py:class", r"fusec\.(scale|schedule|segments|serving|system)\..*"),
 ]
 
 myst_heading_anchors = 4

@@ -17,6 +17,7 @@ from fusec.compiler.choose_judge import choose_judge
 from fusec.errors import ModelError
 from fusec.execution.compilation import Compiled
 from fusec.execution.compile_options import CompileOptions
+from fusec.frontends.load_model import PROTOBUF_LIMIT
 from fusec.gpu import device
 from fusec.gpu.cudnn.legality.judges import answers_last
 from fusec.gpu.cudnn.legality.oracle import Oracle
@@ -29,6 +30,7 @@ from fusec.program_cache.model_files import ModelFiles
 from fusec.program_cache.store import ProgramStore
 from fusec.system.byte_ranges import FileRanges
 from fusec.system.compile_timer import spent_on
+from fusec.system.printable import printable
 from fusec.targets.target import Target
 
 
@@ -43,7 +45,8 @@ class FileProgram:
         shapes: Mapping[str, Sequence[int]] | None,
     ):
         self._model, self._options, self._shapes = model, options, shapes
-        self._files = ModelFiles(data, data.path.parent)
+        self._path = data.path.absolute()  # because the process may change its folder before a report is made
+        self._files = ModelFiles(data, self._path.parent)
         self._store = ProgramStore()
         self._key = program_key(self._files.digest, options, shapes)  # empty: the program is not cached
         self._cached: CachedProgram | None = None
@@ -60,16 +63,19 @@ class FileProgram:
         with suppress(OSError, ValueError, TypeError, AttributeError):  # reading the model raises errors that say more
             if isinstance(model, frontends.Source):
                 return None if model.data is None else cls(model, model.data, options, shapes)
-            if isinstance(model, str | os.PathLike) and stat.S_ISREG(Path(model).stat().st_mode):
+            if isinstance(model, str | os.PathLike) and _may_be_model(Path(model)):
                 return cls(model, FileRanges(Path(model)), options, shapes)
         return None
 
     def read(self) -> FileProgram | ModelWithHostSteps:
         """Look into the cache, and read the model if the program is not there. No GPU is asked."""
         self._look_up()
+        source = self._model
+        if isinstance(source, frontends.Source) and self._is_changed(source):
+            self._cached = None  # an earlier compilation opened other files
         if self._cached is None:
             with noted_reads() as self._read:
-                source = self._source()
+                source = source if isinstance(source, frontends.Source) else frontends.Source(source)
                 read = read_model(source, self._shapes)
             if source.warned or self._is_changed(source):
                 self._key = ""
@@ -106,9 +112,6 @@ class FileProgram:
         with suppress(OSError):  # as in `of`
             self._cached = self._store.get(self._key, self._files)
 
-    def _source(self) -> frontends.Source:
-        return self._model if isinstance(self._model, frontends.Source) else frontends.Source(self._model)
-
     def _is_changed(self, source: frontends.Source) -> bool:
         """Tell if a source has other files than those that the key is of, or does not read its weights by places."""
         known = self._files.versions
@@ -119,8 +122,16 @@ class FileProgram:
 
     def _unchanged_model(self) -> Graph:
         """Read the model of a cached program. Raises ModelError if its files were changed."""
-        source = self._source()
+        source = self._model
+        if not isinstance(source, frontends.Source):
+            source = frontends.Source(self._path, file=printable(str(source)))
         read = read_model(source, self._shapes)
         if self._is_changed(source) or not isinstance(read, Graph):
             raise ModelError(f"{source.file}: was changed after it was compiled")
         return read
+
+
+def _may_be_model(path: Path) -> bool:
+    """Tell if a path is a file that a model can be read from. Others are refused without being read."""
+    status = path.stat()
+    return stat.S_ISREG(status.st_mode) and status.st_size < PROTOBUF_LIMIT and path.suffix != ".fusec"

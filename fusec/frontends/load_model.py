@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 _TEXT_SUFFIXES = frozenset({".txt", ".fusec-ir"})
 _TEXT_START = b'graph "'  # no protobuf message starts with these bytes
-_PROTOBUF_LIMIT = 1 << 31
+PROTOBUF_LIMIT = 1 << 31
 
 
 @dataclass(frozen=True)
@@ -290,7 +290,7 @@ def _read(path: Path, file: str) -> tuple[ModelProto | Graph, TensorFiles | None
             raise ModelError(
                 f"{path}: is a compiled model: load it with fusec.load, or give the model that it was compiled from"
             )
-        if status.st_size >= _PROTOBUF_LIMIT:
+        if status.st_size >= PROTOBUF_LIMIT:
             raise ModelError(
                 f"{path}: {status.st_size} bytes, and protobuf reads less than 2 GiB: "
                 "save the weights as external data (onnx.save_model(..., save_as_external_data=True))"

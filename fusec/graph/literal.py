@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import threading
-from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -30,9 +30,10 @@ class Literal:
     label: name of the constant in the model.
     key: equal for literals that were derived in the same way from the same data, so that they are recognised without
         being loaded; default: a unique key.
+    sources: the literals that `load` reads.
     """
 
-    __slots__ = ("__weakref__", "_array", "_digest", "_keep", "_load", "_lock", "key", "label", "type")
+    __slots__ = ("__weakref__", "_array", "_digest", "_keep", "_load", "_lock", "_origins", "key", "label", "type")
 
     def __init__(
         self,
@@ -42,9 +43,12 @@ class Literal:
         key: Hashable | None = None,
         *,
         keep: bool = True,
+        sources: Iterable[Literal] = (),
     ):
         self.type = TensorType(type.shape, type.dtype)
         self.label = label
+        # the sources themselves may be dropped with the data that they hold
+        self._origins: frozenset[Literal] = frozenset().union(*(source.origins for source in sources))
         self.key: Hashable = object() if key is None else key
         self._load = load
         self._keep = keep
@@ -87,6 +91,11 @@ class Literal:
     def load(self) -> Callable[[], np.ndarray[Any, Any]]:
         """Return what loads the data, which may know more of it than its array."""
         return self._load
+
+    @property
+    def origins(self) -> frozenset[Literal]:
+        """Return the literals that the data comes from and that can be read again, such as weights in a file."""
+        return self._origins if self._keep else frozenset({self})
 
     def operand(self) -> np.ndarray[Any, Any]:
         """Return the data for one computation, in any memory order. It is not cached unless it was loaded before.
@@ -146,16 +155,11 @@ class Literal:
         return self._digest
 
     def _note_read(self) -> None:
-        """Add this literal, and those that it is computed from, to what this thread has read, if that is collected."""
+        """Add this literal, and those that its data comes from, to what this thread has read, if that is collected."""
         read: set[Literal] | None = getattr(_reads, "of", None)
-        if read is not None and self not in read:
+        if read is not None:
             read.add(self)
-            for source in self._sources():
-                source._note_read()
-
-    def _sources(self) -> Sequence[Literal]:
-        """Return the literals that this one is computed from."""
-        return ()
+            read |= self.origins
 
     def _parts(self) -> Iterator[memoryview]:
         """Yield the bytes of the data in order; a part is valid until the next one.
@@ -171,7 +175,7 @@ class Literal:
 
 @contextmanager
 def noted_reads() -> Generator[set[Literal]]:
-    """Collect the literals whose data this thread reads during the block, and those that they are computed from.
+    """Collect the literals whose data this thread reads during the block, and the origins of that data.
 
     Data that other threads load meanwhile, as `load_early` lets them, does not count.
     """

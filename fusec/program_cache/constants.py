@@ -46,6 +46,8 @@ class ConstantsWriter:
         return self._numbers[literal]
 
     def _described(self, literal: Literal) -> dict[str, Any]:
+        if isinstance(literal, Narrow):  # also a small one, because making it warns of numbers beyond the range
+            return {"narrow": self.number(literal.wide), "name": literal.name}
         if literal.type.nbytes <= EAGER_BYTES:
             return self._stored(literal)
         if isinstance(literal.load, StoredData):
@@ -53,8 +55,6 @@ class ConstantsWriter:
             if literal.load.location:
                 self.sizes[literal.load.location] = literal.load.data.size
             return {"file": literal.load.location, "offset": place.offset, "length": place.length}
-        if isinstance(literal, Narrow):
-            return {"narrow": self.number(literal.wide), "name": literal.name}
         if isinstance(literal, Derived) and literal.computation[1]:
             compute, sources = literal.computation
             return {"base": literal.base, **computation_data(compute), "of": [self.number(each) for each in sources]}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import operator
 import os
 import sys
 import time
@@ -35,7 +36,7 @@ def program_key(content: str, options: CompileOptions, shapes: Mapping[str, Sequ
     shapes: shapes by name of an input.
     """
     given = {each.name: _plain(getattr(options, each.name)) for each in fields(options) if each.name not in _APART}
-    sizes = {name: list(map(int, shape)) for name, shape in (shapes or {}).items()}
+    sizes = {name: list(map(operator.index, shape)) for name, shape in (shapes or {}).items()}
     versions = [sys.version, *map(installed_version, _LIBRARIES), _code()[1]]
     return _digest([FORMAT, content, given, sizes, versions])
 
@@ -73,7 +74,10 @@ def _code() -> tuple[int, str]:
 
     Python itself decides by size and time if compiled code is of a source. Reading all files would take longer.
     """
-    files = sorted(_files(str(Path(fusec.__file__).parent)))
+    try:
+        files = sorted(_files(str(Path(fusec.__file__).parent)))
+    except OSError:  # such as of a package in a zip file
+        return 1 << 64, ""  # later than any file
     return max(changed for _, _, changed in files), _digest([fusec.__version__, files])
 
 

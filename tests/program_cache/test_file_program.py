@@ -6,6 +6,7 @@ import json
 import os
 import re
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,8 @@ import onnx
 import pytest
 from exported.packing import read as exported
 from helpers import assert_close
-from onnx import helper, numpy_helper
+from onnx import TensorProto, helper, numpy_helper
+from program_cache import files
 from program_cache.files import TARGET, Builder, compile_file, drawn, workers, write_mlp
 
 from fusec import frontends
@@ -27,11 +29,12 @@ from fusec.errors import ModelError
 from fusec.execution.compilation import Compiled
 from fusec.execution.compile_options import CompileOptions
 from fusec.frontends.onnx.model_file import split_model
+from fusec.frontends.onnx.model_file.stored_data import StoredData
 from fusec.gpu import device
 from fusec.gpu.cudnn.legality.judges import CudnnJudge
-from fusec.ir import print_graph
+from fusec.ir import Graph, noted_reads, print_graph
 from fusec.passes.cleanup import fold_constants
-from fusec.passes.partition import canonical_key
+from fusec.passes.partition import canonical_key, partition
 from fusec.passes.partition.strict_rounding import StrictRounding
 from fusec.passes.rewriting import derived_constants
 from fusec.plans.verdict import Refused
@@ -163,6 +166,106 @@ def test_a_small_constant_that_is_computed_from_a_large_weight_depends_on_it(tmp
     np.testing.assert_allclose(results(read, x), want, rtol=1e-4, atol=1e-3)
 
 
+def test_weights_that_a_thread_loads_early_are_not_taken_for_constants(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A constant still tells how it is computed after another thread has computed it."""
+
+    def write(weight: np.ndarray[Any, Any]) -> None:
+        model = onnx.load(write_mlp(path, weight))
+        scale = numpy_helper.from_array(np.full((160, 1), 0.125, np.float32), "scale")
+        model.graph.initializer.append(scale)
+        model.graph.initializer[0].CopyFrom(numpy_helper.from_array(np.ascontiguousarray(weight.T), "w"))
+        for made in (
+            helper.make_node("Mul", ["turned", "scale"], ["scaled"]),
+            helper.make_node("Transpose", ["w"], ["turned"], perm=[1, 0]),
+        ):
+            model.graph.node.insert(0, made)
+        next(node for node in model.graph.node if node.op_type == "MatMul").input[1] = "scaled"
+        onnx.save(model, path)
+
+    def loaded_early(graph: Graph, judge: Any, target: Any) -> Any:
+        work = [load for x in literals_of(graph) if (load := x.early()) is not None]
+        with ThreadPoolExecutor(2) as pool:
+            list(pool.map(lambda load: load(), work))
+        assert work
+        return partition(graph, judge, target)
+
+    monkeypatch.setattr(files, "partition", loaded_early)
+    x = np.random.default_rng(1).standard_normal((8, 160)).astype(np.float32)
+    for seed in range(2):
+        write(drawn(seed))
+        compiled, cached = compile_file(path, precision="fp16")
+        assert cached is bool(seed), "another checkpoint"
+        want = np.maximum(x.astype(np.float64) @ (drawn(seed) * 0.125) + 0.5, 0)
+        assert_close(results(compiled, x), want, 1e-2)
+    (entry,) = entries()
+    assert entry.stat().st_size < drawn().nbytes / 4
+
+
+def test_numbers_beyond_the_range_are_warned_of_again(path: Path) -> None:
+    write_mlp(path, drawn(), bias=1e6)
+
+    def is_cached() -> bool:
+        compiled, cached = compile_file(path, precision="fp16")
+        results(compiled, np.zeros((8, 160), np.float32))
+        return cached
+
+    for expected in (False, True):
+        with pytest.warns(UserWarning, match="are out of f16's range"):
+            assert is_cached() is expected
+
+
+def test_a_dense_form_that_an_earlier_import_made_is_noted_again(tmp_path: Path) -> None:
+    values = numpy_helper.from_array(np.ones(1 << 15, np.float32), "s")
+    places = numpy_helper.from_array(np.arange(1 << 15), "places")
+    sparse = helper.make_sparse_tensor(values, places, [1 << 16])
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [1 << 16]) for name in "xy")
+    graph = helper.make_graph([helper.make_node("Add", ["x", "s"], ["y"])], "sparse", [x], [y])
+    graph.sparse_initializer.append(sparse)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
+    (held,) = model.graph.sparse_initializer
+    for number, tensor in enumerate((held.values, held.indices)):
+        (tmp_path / str(number)).write_bytes(tensor.raw_data)
+        tensor.ClearField("raw_data")
+        tensor.data_location = TensorProto.EXTERNAL
+        tensor.external_data.add(key="location", value=str(number))
+    onnx.save(model, tmp_path / "model.onnx")
+    source = frontends.Source(tmp_path / "model.onnx")
+    imported = source.load()
+    with noted_reads() as read:
+        (literal,) = (v.literal for v in source.load().values() if v.literal is not None)
+        assert literal.array.any()
+    assert imported.outputs
+    assert {each.load.location for each in read if isinstance(each.load, StoredData)} == {"0", "1"}
+
+
+def test_a_source_keeps_the_files_that_it_has_opened(path: Path, tmp_path: Path) -> None:
+    with_external_data(path, drawn())
+    source = frontends.Source(path)
+    compile_file(source)
+    other = tmp_path / "other"
+    other.mkdir()
+    with_external_data(write_mlp(other / "model.onnx", drawn(1)), drawn(1))
+    (other / "weights").replace(path.with_name("weights"))
+    x = np.random.default_rng(1).standard_normal((8, 160)).astype(np.float32)
+    compiled, cached = compile_file(source)
+    assert not cached
+    assert_close(results(compiled, x), np.maximum(x.astype(np.float64) @ drawn() + 0.5, 0), 1e-5)
+    compiled, cached = compile_file(path)
+    assert cached
+    assert_close(results(compiled, x), np.maximum(x.astype(np.float64) @ drawn(1) + 0.5, 0), 1e-5)
+
+
+def test_a_report_finds_the_model_from_another_folder(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(path.parent)
+    compile_file(path.name)
+    compiled, cached = compile_file(path.name)
+    assert cached
+    monkeypatch.chdir("/")
+    assert compiled.source.outputs
+
+
 @pytest.mark.parametrize(
     "other",
     [
@@ -199,6 +302,17 @@ def test_other_code_has_another_entry(path: Path, monkeypatch: pytest.MonkeyPatc
     (package / "pass.py").write_text("other")
     key._code.cache_clear()
     assert not compile_file(path)[1]
+    monkeypatch.undo()
+    key._code.cache_clear()
+
+
+def test_a_package_whose_files_cannot_be_listed_has_no_cache(
+    path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "dangling.py").symlink_to("nowhere")
+    monkeypatch.setattr(key.fusec, "__file__", str(tmp_path / "__init__.py"))
+    key._code.cache_clear()
+    assert FileProgram.of(path, CompileOptions(), None) is None
     monkeypatch.undo()
     key._code.cache_clear()
 
@@ -354,6 +468,10 @@ def test_what_is_no_file_alone_is_not_cached(path: Path, monkeypatch: pytest.Mon
     assert FileProgram.of(path, CompileOptions(), None) is None
     monkeypatch.delenv("FUSEC_DUMP")
     assert FileProgram.of(path, CompileOptions(), None) is not None
+    assert FileProgram.of(path, CompileOptions(), {"x": (8.0, 160)}) is None, "reading the model refuses that"  # type: ignore[dict-item]
+    path.rename(path.with_suffix(".fusec"))
+    assert FileProgram.of(path.with_suffix(".fusec"), CompileOptions(), None) is None
+    path.with_suffix(".fusec").rename(path)
     with monkeypatch.context() as patch:
         patch.setattr(key, "LOADED_NS", 0)
         assert FileProgram.of(path, CompileOptions(), None) is None, "a file of fusec was changed meanwhile"

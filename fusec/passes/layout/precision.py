@@ -8,7 +8,7 @@ tf32 the model's types stay.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Future
 from typing import Any
 
@@ -250,7 +250,7 @@ class Narrow(Literal):
 
     def __init__(self, literal: Literal, storage: DType, name: str):
         key = ("narrow", storage, name, literal.key)
-        super().__init__(literal.type.with_dtype(storage), self._row_major, literal.label, key)
+        super().__init__(literal.type.with_dtype(storage), self._row_major, literal.label, key, sources=[literal])
         self.wide, self.name = literal, name
         self._early: Future[Array] | None = None
 
@@ -259,9 +259,6 @@ class Narrow(Literal):
 
     def _operand(self) -> Array:
         return self._converted(converted)
-
-    def _sources(self) -> Sequence[Literal]:
-        return (self.wide,)
 
     def early(self) -> Callable[[], None] | None:
         """Return work that converts the data in the memory order in which it is stored."""

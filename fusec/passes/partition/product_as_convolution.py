@@ -116,7 +116,7 @@ def respelled_constant(
     def load() -> Array:
         return row_major(compute(literal.operand()), type.dtype.numpy)
 
-    made = Literal(type, load, literal.label, (kind, type, literal.key))
+    made = Literal(type, load, literal.label, (kind, type, literal.key), sources=[literal])
     return graph.insert(Constant(made), before=before, names=(value.name,), types=[type]).result
 
 

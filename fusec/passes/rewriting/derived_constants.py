@@ -32,7 +32,7 @@ class Derived(Literal):
         self, type: TensorType, sources: Sequence[Literal], compute: Callable[..., Array], base: str, label: str = ""
     ):
         once = _Once(type, tuple(sources), compute)
-        super().__init__(type, once, label, (_key(compute), type, *(s.key for s in sources)))
+        super().__init__(type, once, label, (_key(compute), type, *(s.key for s in sources)), sources=sources)
         self.base, self._compute = base, once
 
     @property
@@ -42,9 +42,6 @@ class Derived(Literal):
 
     def _operand(self) -> Array:
         return self._compute.rounded()
-
-    def _sources(self) -> Sequence[Literal]:
-        return self._compute.sources
 
     def rounded(self, dtype: np.dtype[Any]) -> Array | None:
         """Return the data in another type, each number rounded once as it is read; see `Literal.rounded`.
@@ -164,7 +161,8 @@ class _Once:
         if op is not None:
             return in_parts(lambda start, end: rows_of(op, self.type, sources, start, end), self.type)
         with np.errstate(all="ignore"):
-            return np.asarray(self.compute(*(s.array for s in sources)))
+            # not `array`, which would stay in memory, and let go of what says how it is computed
+            return np.asarray(self.compute(*(row_major(s.operand(), s.type.dtype.numpy) for s in sources)))
 
 
 def folded(graph: Graph, value: Value, before: Node) -> Value | None:

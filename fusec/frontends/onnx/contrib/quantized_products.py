@@ -181,7 +181,7 @@ def unpacked(g: Emitter, packed: Value, bits: int) -> Value:
         def load() -> Array:
             return from_codes(literal.array.reshape(-1), type.size, type.dtype).reshape(shape)
 
-        return g.computed(type, load, ("unpacked", type, literal.key))
+        return g.computed(type, load, ("unpacked", type, literal.key), [literal])
     wide = g.reshape(packed, (*packed.type.shape, 1))
     shifts = g.constant(np.arange(0, 8, bits, dtype=np.uint8))
     parts = g(pw("shift_right"), spread(g, wide, (*packed.type.shape, each)), shifts)

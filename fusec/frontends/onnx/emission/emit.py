@@ -181,7 +181,8 @@ class Emitter:
             if type.nbytes > max(k.type.nbytes for k in known):
                 require_constant(type, f"the result of {op.name},")
         if constant and isinstance(op, Expand):
-            return (self.literal(Literal(types[0], lambda: np.broadcast_to(known[0].array, op.shape))),)
+            expanded = Literal(types[0], lambda: np.broadcast_to(known[0].array, op.shape), sources=known)
+            return (self.literal(expanded),)
         if (
             constant
             and not _widens_weights(op, types[0], known[0].type)
@@ -215,13 +216,20 @@ class Emitter:
         scalar = element.reshape(())
         return self.computed(type, lambda: np.broadcast_to(scalar, type.shape))
 
-    def computed(self, type: TensorType, load: Callable[[], Array], key: Hashable | None = None) -> Value:
+    def computed(
+        self,
+        type: TensorType,
+        load: Callable[[], Array],
+        key: Hashable | None = None,
+        sources: Sequence[Literal] = (),
+    ) -> Value:
         """Make a constant that is computed at its first read. Its size is checked before it takes memory.
 
         key: equal for constants that are computed in the same way from the same data; default: a unique key
+        sources: the constants that `load` reads
         """
         require_constant(type)
-        return self.literal(Literal(type, load, key=key))
+        return self.literal(Literal(type, load, key=key, sources=sources))
 
     def indexed(self, shape: Sequence[int], values: Callable[[Array], Any], dtype: DType = DType.I64) -> Value:
         """Make a constant whose elements are `values` of their row-major indices from 0 on."""

@@ -78,8 +78,8 @@ class Tensors:
         """
         type = TensorType(shape_of(tensor.dims), dtype_of(tensor.values.data_type))
         require_constant(type, "the dense form of a sparse tensor,")
-        values = self.literal(tensor.values).array.reshape(-1)
-        indices = self.literal(tensor.indices).array
+        sources = self.literal(tensor.values), self.literal(tensor.indices)
+        values, indices = sources[0].array.reshape(-1), sources[1].array
         require(indices.dtype == np.int64, f"indices of a sparse tensor are {indices.dtype}, not int64")
         count = values.shape[0]
         if indices.shape == (count, type.rank) and indices.ndim == 2:
@@ -97,7 +97,7 @@ class Tensors:
             array[flat] = values
             return array.reshape(type.shape)
 
-        return Literal(type, dense, tensor.values.name)
+        return Literal(type, dense, tensor.values.name, sources=sources)
 
     def _own(self, place: Place, type: TensorType, name: str) -> Literal:
         """Return the literal of data that is in the model's own bytes."""
