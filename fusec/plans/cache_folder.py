@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from pathlib import Path
 
 import platformdirs
@@ -42,6 +42,22 @@ def cache_folder() -> Path:
 def lock_folder(folder: Path, name: str) -> FileLock:
     """Return a lock that one process at a time can hold."""
     return FileLock(folder / f".{name}.lock", timeout=LOCK_S)
+
+
+def keep_newest(files: Iterable[Path], max_bytes: int) -> int:
+    """Delete the files that were unused for longest until the rest fits, and return the bytes of the rest."""
+    found: list[tuple[float, int, Path]] = []
+    for file in files:
+        with contextlib.suppress(FileNotFoundError):  # another process replaced or dropped it
+            state = file.stat()
+            found.append((state.st_mtime, state.st_size, file))
+    total = sum(size for _, size, _ in found)
+    for _, size, file in sorted(found):
+        if total <= max_bytes:
+            break
+        file.unlink(missing_ok=True)
+        total -= size
+    return total
 
 
 @contextlib.contextmanager

@@ -30,7 +30,7 @@ from fusec.plans.cache_file import (
     plan_digest,
     unpack,
 )
-from fusec.plans.cache_folder import UnwritableError, cache_folder, folder_errors, lock_folder
+from fusec.plans.cache_folder import UnwritableError, cache_folder, folder_errors, keep_newest, lock_folder
 from fusec.plans.plan_record import Choice, Entry, Knobs, PlanKey
 from fusec.plans.trusted_plans import TrustedPlans
 from fusec.system import atomic_write
@@ -280,17 +280,8 @@ class PlanStore:
         with folder_errors(self.folder), lock_folder(self.folder, "bound"):
             for place in (self.folder / PLANS, self.folder / CHOICES, *(self.folder / QUARANTINE).glob("*/")):
                 atomic_write.collect(place)
-            found: list[tuple[float, int, Path]] = []
-            for file in (*self._files(PLANS), *self._files(CHOICES), *self._files(OLD_CHOICES)):
-                with contextlib.suppress(FileNotFoundError):  # another process replaced or dropped it
-                    state = file.stat()
-                    found.append((state.st_mtime, state.st_size, file))
-            total = sum(size for _, size, _ in found)
-            for _, size, file in sorted(found):
-                if total <= self.max_bytes:
-                    break
-                file.unlink(missing_ok=True)
-                total -= size
+            entries = (*self._files(PLANS), *self._files(CHOICES), *self._files(OLD_CHOICES))
+            total = keep_newest(entries, self.max_bytes)
         with self._mutex:
             self._room = self.max_bytes - total
 

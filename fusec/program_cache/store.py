@@ -17,7 +17,7 @@ from fusec.execution.compilation import Compiled
 from fusec.ir import Literal
 from fusec.passes.rewriting.computations import UnrecordedError
 from fusec.plans.cache_file import files_in
-from fusec.plans.cache_folder import cache_folder
+from fusec.plans.cache_folder import cache_folder, folder_errors, keep_newest
 from fusec.program_cache.entry import CachedProgram, read_entry, write_entry
 from fusec.program_cache.model_files import ModelFiles
 
@@ -57,36 +57,19 @@ class ProgramStore:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             write_entry(self.folder / key, {"key": key, "environment": environment}, compiled, model, read)
-            self._bound()
+            keep_newest(files_in(self.folder), self.max_bytes)
         except (UnrecordedError, FusecError, OSError) as error:  # the next process builds the program again
             _log.info("the program is not cached: %s", error)
 
     def info(self) -> tuple[int, int]:
         """Return the number of entries, and their bytes."""
-        sizes = [size for _, size, _ in self._entries()]
+        sizes = [path.stat().st_size for path in files_in(self.folder)]
         return len(sizes), sum(sizes)
 
     def clear(self) -> int:
-        """Delete all entries, and return their number."""
-        entries = self._entries()
-        for _, _, path in entries:
-            path.unlink(missing_ok=True)
+        """Delete all entries, and return their number. Raises FusecError if the folder cannot be written."""
+        entries = files_in(self.folder)
+        with folder_errors(self.folder):
+            for path in entries:
+                path.unlink(missing_ok=True)
         return len(entries)
-
-    def _bound(self) -> None:
-        entries = sorted(self._entries())
-        total = sum(size for _, size, _ in entries)
-        for _, size, path in entries:
-            if total <= self.max_bytes:
-                break
-            path.unlink(missing_ok=True)
-            total -= size
-
-    def _entries(self) -> list[tuple[float, int, Path]]:
-        """Return time of last use, bytes and path of each entry."""
-        found: list[tuple[float, int, Path]] = []
-        for path in files_in(self.folder):
-            with contextlib.suppress(FileNotFoundError):  # another process deleted it
-                state = path.stat()
-                found.append((state.st_mtime, state.st_size, path))
-        return found

@@ -6,10 +6,11 @@ target of the compilation, or None.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from fusec.gpu.kernels.attention import attention_backward, attention_forward
 from fusec.gpu.kernels.attention.cached import cached_attention, rotary, write_rows
+from fusec.gpu.kernels.codegen.equal_steps import Family
 from fusec.gpu.kernels.codegen.gpu_figures import GpuFigures
 from fusec.gpu.kernels.codegen.kernel import Kernel
 from fusec.gpu.kernels.convolution import (
@@ -36,7 +37,6 @@ from fusec.gpu.kernels.selection import arg_max, non_max_suppression, top_k
 from fusec.ir import DType, Node, Value
 from fusec.ops import Cast
 
-Family = Callable[[Sequence[Node], Sequence[Value], GpuFigures], Kernel | None]
 FAMILIES: tuple[Family, ...] = (
     attention_forward.attention_forward,
     attention_backward.attention_backward,

@@ -92,12 +92,7 @@ def test_other_data_is_refused(data: dict[str, Any]) -> None:
 
 
 def test_names_are_unique() -> None:
+    def _product() -> None: ...
+
     with pytest.raises(AssertionError, match="two computations are named product"):
-        recorded(lambda_named_product())
-
-
-def lambda_named_product() -> Any:
-    def other() -> None: ...
-
-    other.__name__ = "product"
-    return other
+        recorded(_product)
